@@ -22,7 +22,7 @@ from codechat.core.errors import RunError
 from codechat.distributed import hardware, numerics
 from codechat.models import generate
 from codechat.models.gpt import GPT
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls
 from codechat.text.tokenizer import Tokenizer
 from codechat_lab.serve.call_grammar import CallGrammar
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
@@ -35,7 +35,7 @@ def mask_seconds(grammar: CallGrammar, tok: Tokenizer, tools: tuple[str, ...], r
     seconds = 0.0
     tokens = 0
     for name in tools:
-        call = chat.format_call(name, TOOLS[name].sample(rng, "train"))
+        call = tool_calls.format_call(name, TOOLS[name].sample(rng, "train"))
         state = grammar.begin()
         ids = chat.completion_ids(f"Let me see.\n{call}", tok)
         start = time.perf_counter()

@@ -74,7 +74,7 @@ def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
 def loader_share(directory: Path, known: tokenizer.Tokenizer) -> float:
     """Share of a `nano` training step (16 x 256 tokens) spent waiting for its batch."""
     device = hardware.device()
-    loader = corpus.WindowLoader(directory, "train", 16, 256)
+    loader = corpus.WindowLoader(directory, 16, 256)
     model = GPT(replace(GPTConfig(**PRESETS["nano"]), vocab_size=known.n_vocab)).to(device)
     optimizers = optim.build(model, lr=1e-3)
     waited = 0.0

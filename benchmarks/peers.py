@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codechat.core.errors import MissingFile, RunError
-from codechat.data.conversations import IGNORE, Batch
+from codechat.data.conversations import Batch
+from codechat.data.sources import IGNORE
 from codechat.distributed import hardware, numerics
 from codechat.formats import exchange
 from codechat.models.config import LORA_ALPHA, GPTConfig

@@ -89,7 +89,7 @@ def train_for(
     """Train one contestant; yields {seconds, tokens, val_loss, val_bpb} at each evaluation."""
     device = hardware.device()
     model, optimizers, how = contestant(name, vocab, device, cfg)
-    loader = corpus.WindowLoader(directory, "train", how.device_batch_size, how.length, cfg.seed)
+    loader = corpus.WindowLoader(directory, how.device_batch_size, how.length, cfg.seed)
     schedule = dict(max_steps=TICKS, warmup_steps=int(TICKS * WARMUP_SHARE), schedule=how.schedule)
     spent, tokens, due = 0.0, 0, 1
     bar = tqdm(desc=name, total=round(cfg.seconds), unit="s", leave=False)

@@ -33,7 +33,7 @@ from benchmarks import measure
 from benchmarks.settings import ServeBench
 from codechat.core.errors import RunError
 from codechat.distributed import hardware, numerics
-from codechat.models import generate, loading
+from codechat.models import draws, generate, loading
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import tokenizer
@@ -141,7 +141,7 @@ def race(
         with Engine(loaded, max_rows=cfg.clients) as running_engine:
             requests = [
                 Request(
-                    prompt=p, max_new_tokens=cfg.max_new_tokens, draws=generate.row_key(0, i, 0)
+                    prompt=p, max_new_tokens=cfg.max_new_tokens, draws=draws.row_key(0, i, 0)
                 )
                 for i, p in enumerate(prompts)
             ]

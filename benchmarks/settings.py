@@ -11,7 +11,7 @@ from typing import Any, Literal
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, nearest
-from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.config import MODELS, PRESETS, GPTConfig
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 OFFERED = ("square", "reverse_text", "days_between", "color_channel")  # functions of the toolbox
@@ -252,8 +252,6 @@ class QualityBench(config.Settings):
     seed: int = opt(0, "seed of weights and windows")
     json: str | None = opt(None, "also write the figures to this file")
 
-
-MODELS = {name: {"model": model} for name, model in PRESETS.items()}
 
 RUN_PRESETS: dict[str, Mapping[str, Mapping[str, Any]]] = {
     "train": {

@@ -32,8 +32,8 @@ from torch import Tensor
 from benchmarks import measure, peers
 from benchmarks.settings import SFTBench
 from codechat.data import conversations
-from codechat.data.conversations import IGNORE, Batch
-from codechat.data.sources import Ledger
+from codechat.data.conversations import Batch
+from codechat.data.sources import IGNORE, Ledger
 from codechat.distributed import hardware, numerics
 from codechat.models import loading, lora, optim
 from codechat.models.config import LORA_TARGETS, GPTConfig
@@ -99,7 +99,7 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
             about: dict[str, Any] = dict(parent.meta) if parent else {}
             if parent and cfg.lora_rank:
                 base = paths.Base(
-                    checkpoint=cfg.ckpt, fingerprint=checkpoint.fingerprint(about), scale=1.0
+                    checkpoint=cfg.ckpt, fingerprint=paths.fingerprint(about), scale=1.0
                 )
                 about["base"] = base._asdict()
             checkpoint.save(

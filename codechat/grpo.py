@@ -31,18 +31,17 @@ from typing import Any, Literal, NamedTuple, Self
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
+from codechat.rl.kinds import Aggregation, Baseline
 from codechat.runs.run import Run
 from codechat.training.rl_settings import (
     CUT_OFF,
     LORA_RUN,
     TOY_ONE_UPDATE,
-    Baseline,
     GroupSettings,
     RatioSettings,
 )
 from codechat.training.settings import run_presets
 
-Aggregation = Literal["sequence", "token", "constant"]
 Ratio = Literal["token", "sequence"]
 
 

@@ -18,9 +18,9 @@ with the checkpoint and starts at 0. A step in which no group has variance makes
 since only errors of the value head would change the policy; 20 in a row end the run."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from codechat.core.config import opt
+from codechat.rl.kinds import KLKind
 from codechat.runs.run import Run
 from codechat.training.rl_settings import LORA_RUN, TOY_RUN, RatioSettings, RLSettings
 from codechat.training.settings import run_presets
@@ -33,7 +33,7 @@ class PPOConfig(RatioSettings, RLSettings):
     run_name: str = "ppo"
     inner_epochs: int = 2
     minibatches: int = 2
-    kl_kind: Literal["k1", "k2", "k3"] = "k1"
+    kl_kind: KLKind = "k1"
     lam: float = opt(
         0.95,
         "decay of generalised advantages; 1 = the whole return, 0 = one step ahead",

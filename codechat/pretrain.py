@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.models import config
-from codechat.models.config import PRESETS
+from codechat.models.config import MODELS
 from codechat.runs.run import Run
 from codechat.training.settings import SupervisedSettings
 
@@ -53,8 +53,8 @@ class PretrainConfig(SupervisedSettings):
             )
 
 
-RUN_PRESETS: dict[str, dict[str, Any]] = {name: {"model": model} for name, model in PRESETS.items()}
-RUN_PRESETS["nano"] |= {"seq_len": 256, "device_batch_size": 16, "lr": 2.4e-2, "muon_lr": 0.012}
+NANO = {"seq_len": 256, "device_batch_size": 16, "lr": 2.4e-2, "muon_lr": 0.012}
+RUN_PRESETS = MODELS | {"nano": MODELS["nano"] | NANO}
 
 
 def by_depth(depth: int, build: Callable[..., PretrainConfig], ranks: int = 1) -> PretrainConfig:
@@ -141,7 +141,6 @@ def train(cfg: PretrainConfig) -> Run:
         cfg, parent, tok = load_parent(cfg, tok=tokenizer.load(manifest["tokenizer"]))
         windows = corpus.WindowLoader(
             cfg.data_dir,
-            "train",
             batch=cfg.device_batch_size,
             T=cfg.length,
             seed=cfg.seed,

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from codechat.core.atomic_files import json_lines, read_rows, write_atomic
 from codechat.runs import paths
 from codechat.tasks.base import Problem
-from codechat.text import chat
+from codechat.text import tool_calls
 from codechat_lab.tasks.bfcl import literals, multi_turn
 from codechat_lab.tasks.bfcl.multi_turn import MultiTurnTask
 from codechat_lab.tasks.bfcl.task import DOWNLOADED, BfclTask, calls_of, problem_of
@@ -192,7 +192,7 @@ def rewrite(path: Path, wheel: Path) -> None:
 def row_of(case: Case) -> dict[str, Any]:
     """What the peer process needs. calls: of our own form; the published reader reads Python."""
     gold = case.problem.gold
-    ours = chat.CALL_TAG in case.text
+    ours = tool_calls.CALL_TAG in case.text
     calls = [
         {c.name: c.arguments} for c in calls_of(case.text) if c.name and c.arguments is not None
     ]
@@ -327,7 +327,7 @@ def made(problems: Sequence[Problem], task: BfclTask, n: int, seed: int) -> Iter
         if rng.random() < 0.3:
             yield Case(problem, f"{kind}, as Python", as_python(calls))
         else:
-            text = "".join(chat.format_call(c["name"], c["arguments"]) for c in calls)
+            text = "".join(tool_calls.format_call(c["name"], c["arguments"]) for c in calls)
             yield Case(problem, kind, text or "I cannot do that.")
 
 

@@ -37,7 +37,7 @@ from codechat.evaluation.settings import SamplingSettings
 from codechat.models import loading
 from codechat.runs.run import Run
 from codechat.tasks.base import Message, Problem
-from codechat.text import chat
+from codechat.text import tool_calls, tool_lists
 from codechat_lab.instruments.behaviour_probes import answers, behaviour, read_probes
 from codechat_lab.tasks.toolbox import catalogue, sampler
 
@@ -141,7 +141,7 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
     if at is None or not others:
         return None
     style = "compact" if lines[at].startswith(name) else "described"
-    lines[at] = chat.tools_prompt([catalogue.TOOLS[rng.choice(others)].schema], style).splitlines()[
+    lines[at] = tool_lists.tools_prompt([catalogue.TOOLS[rng.choice(others)].schema], style).splitlines()[
         1
     ]
     after = _system(problem.messages, "\n".join(lines))
@@ -226,12 +226,12 @@ def calls(name: str | None = None) -> Reading:
     to that one."""
     if name is None:
         return lambda text: behaviour(text) == "call"
-    return lambda text: any(call.name == name for call in chat.parse_calls(text)[:1])
+    return lambda text: any(call.name == name for call in tool_calls.parse_calls(text)[:1])
 
 
 def _argument(text: str, name: str, key: str) -> Any:
     """The argument of the first call, None where it is to another tool or has none."""
-    return (chat.parse_calls(text)[0].arguments or {}).get(key) if calls(name)(text) else None
+    return (tool_calls.parse_calls(text)[0].arguments or {}).get(key) if calls(name)(text) else None
 
 
 # ---- answers

@@ -40,7 +40,7 @@ from codechat.rl import rollout
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs.run import Run
-from codechat.text import chat
+from codechat.text import chat, tool_calls
 from codechat_lab.instruments.reward_starts import SHAPES, reshaped
 from codechat_lab.tasks.funcall import TIERS
 
@@ -146,7 +146,7 @@ def parts_of(ids: Sequence[int], loaded: LoadedModel) -> list[str]:
     found = _CALL.search(text[:body])
     if found:
         kinds[found.start() : body] = ["form"] * (body - found.start())
-        kinds[found.start() : found.start() + len(chat.CALL_TAG)] = ["tag"] * len(chat.CALL_TAG)
+        kinds[found.start() : found.start() + len(tool_calls.CALL_TAG)] = ["tag"] * len(tool_calls.CALL_TAG)
         for group in ("name", "arguments"):
             start, end = found.span(group)
             kinds[start:end] = [group] * (end - start) if start >= 0 else []

@@ -812,7 +812,7 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
     from codechat.data import conversations
     from codechat.data.prepared import Row  # noqa: F401  (the room loads before the first file is timed)
     from codechat.sft import SFTConfig
-    from codechat.text import chat
+    from codechat.text import tool_calls
     from codechat_lab.serve import protocol
     from codechat_lab.tasks.funcall import score_call
     from codechat_lab.tasks.toolbox.prepare import CallsConfig, prepare_calls
@@ -823,7 +823,7 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
         "meta": {},
         "messages": [
             {"role": "user", "content": "add 1"},
-            {"role": "assistant", "content": chat.format_call("add", {"a": 1})},
+            {"role": "assistant", "content": tool_calls.format_call("add", {"a": 1})},
         ],
     }
     openai = {

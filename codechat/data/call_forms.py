@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from codechat.core.errors import DataError
 from codechat.text import tool_calls
 from codechat.text.native_calls import Found, python_calls
-from codechat.text.tool_calls import Call, Unreadable, after_space
+from codechat.text.tool_calls import Call, Unreadable, after_space, after_thought, function_of
 
 _OPENS = re.compile(r"<(tool_call|TOOLCALL)>")
 _OUR_TAG = re.compile(rf"{tool_calls.CALL_TAG}(?=\s*[\[{{])")
@@ -34,7 +34,6 @@ _FENCE = re.compile(r"\A```(?:json|python)?\s*\n?(.*?)\s*```\Z", re.DOTALL)
 _LIKE_PYTHON = re.compile(
     r"\A\[\s*[A-Za-z_][^\s()\[\]{}\"'=,;]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=).*)?\)\s*\]\Z", re.DOTALL
 )
-_THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning|scratch_pad)>.*?</\1>\s*", re.DOTALL)
 # Marks of call forms that are not read. The first never occur in prose; the others may, in
 # answers without tools.
 _FOREIGN = re.compile(
@@ -59,18 +58,12 @@ def read_answer(text: str, offered: Collection[str], marked: bool = False) -> An
     """The prose and the calls of an answer. offered: names of the functions on offer; marked:
     tags mark calls, and what is nothing but calls needs none. Unreadable for calls that cannot
     be read, for text after a call, and for an unknown form of calls."""
-    said = without_thought(text)
+    begin = after_thought(text)
+    said = text[begin:]
     # without tools on offer, messages in our own form stay as they are
     known = _OUR_TAG.sub("<tool_call>", said) if offered or marked else said
     answer = _read_said(known, offered, marked)
-    thought = text[: len(text) - len(said)]
-    return Answer((thought + answer.prose).strip(), answer.calls) if thought else answer
-
-
-def without_thought(text: str) -> str:
-    """An answer without the reasoning in tags that it begins with."""
-    thought = _THOUGHT.match(text)
-    return text[thought.end() :] if thought else text
+    return Answer((text[:begin] + answer.prose).strip(), answer.calls) if begin else answer
 
 
 def _read_said(text: str, offered: Collection[str], marked: bool) -> Answer:
@@ -280,7 +273,7 @@ def _whole_json(text: str) -> list[Any]:
         return []
     value, end = found
     return (
-        [] if body[end:].strip() else [_function_of(item) for item in _listed(_calls_within(value))]
+        [] if body[end:].strip() else [function_of(item) for item in _listed(_calls_within(value))]
     )
 
 
@@ -292,12 +285,6 @@ def _calls_within(value: Any) -> Any:
     if not value["tool_calls"] or any(other for key, other in value.items() if key != "tool_calls"):
         raise Unreadable("unknown_call_form")
     return value["tool_calls"]
-
-
-def _function_of(item: Any) -> Any:
-    """What OpenAI's {"type": "function", "function": {...}} holds; any other value unchanged."""
-    inner = item.get("function") if isinstance(item, Mapping) else None
-    return inner if isinstance(inner, Mapping) else item
 
 
 def _is_call(item: Any, offered: Collection[str]) -> bool:

@@ -295,8 +295,7 @@ def _with_reasoning(text: str, raw: Row) -> str:
     if len(thoughts) > 1:
         raise Unreadable(f"two_reasonings ({', '.join(given)})")
     thought = next(iter(thoughts), "")
-    answer = call_forms.without_thought(text)
-    before = text[: len(text) - len(answer)]
+    before = text[: tool_calls.after_thought(text)]
     if thought in before:  # none, or the text begins with it already
         return text
     return f"<think>\n{thought}\n</think>\n\n{text}".rstrip()

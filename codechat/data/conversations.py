@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from codechat.core import config, processes
+from codechat.core import processes
+from codechat.core.atomic_files import read_json
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats
 from codechat.data.sources import (
@@ -207,7 +208,7 @@ def domain_files(directory: Path | str, split: str) -> list[Path]:
 
 def _manifest_of(directory: Path | str) -> Row:
     path = Path(directory) / MANIFEST
-    return config.read_json(path) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def _reject_unfinished(directory: Path) -> None:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codechat.core import config
-from codechat.core.atomic_files import file_record
+from codechat.core.atomic_files import file_record, read_json
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import IGNORE, MANIFEST, digest
 from codechat.text import tokenizer as tokenizers
@@ -48,7 +47,7 @@ def read_manifest(directory: Path | str) -> dict[str, Any]:
     path = Path(directory) / MANIFEST
     if not path.exists():
         return _foreign_manifest(Path(directory))
-    manifest = config.read_json(path)
+    manifest = read_json(path)
     if not {"files", "tokenizer", "train_tokens"} <= manifest.keys():
         raise DataError(
             f"{path} is not the manifest of a corpus; codechat data corpus --out DIR makes one"
@@ -110,27 +109,27 @@ def hash_shards(directory: Path | str, manifest: dict[str, Any]) -> str:
 
 
 class WindowLoader:
-    """Endless windows of T ids, each within one shard, every start equally likely: `next()` ->
-    ids and targets (B, T) int64. DataError when the corpus holds no window of T + 1 ids."""
+    """Endless windows of T ids of the training split, each within one shard, every start equally
+    likely: `next()` -> ids and targets (B, T) int64. DataError when it holds no window of T + 1
+    ids."""
 
     def __init__(
         self,
         directory: Path | str,
-        split: str,
         batch: int,
         T: int,
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        manifest, self.shards = open_corpus(directory, split)
+        manifest, self.shards = open_corpus(directory, "train")
         if rank == 0 and "note" in manifest:
             print(manifest["note"], file=sys.stderr)
         # Windows do not cross shards, so a shard of n tokens has n - T starts.
         starts = np.array([max(0, len(shard) - T) for shard in self.shards], dtype=np.int64)
         if not starts.any():
             raise DataError(
-                f"corpus {directory} holds {sum(map(len, self.shards))} {split} tokens; "
+                f"corpus {directory} holds {sum(map(len, self.shards))} train tokens; "
                 f"a block of {T} needs {T + 1} in one shard; prepare more text or lower block_size"
             )
         self.ends = np.cumsum(starts)  # window numbers below ends[i] start in shard i or before

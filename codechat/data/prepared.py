@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from codechat.core import config
+from codechat.core.atomic_files import read_json
 from codechat.core.errors import DataError, RunError
 from codechat.core.processes import alone
 from codechat.data.sources import MANIFEST, Ledger, Row
@@ -58,7 +59,7 @@ def require_kind(out: Path, kind: str, cfg: Any = None) -> None:
         )
     path = out / MANIFEST
     if path.exists():
-        held = _kind_of(config.read_json(path))
+        held = _kind_of(read_json(path))
         if held != kind:
             raise DataError(
                 f"{out} holds {HELD[held]}; {kind} need a "

@@ -89,9 +89,9 @@ def mesh(over: int | None = None) -> DeviceMesh:
     return ranks
 
 
-def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
+def shard(model: M, ranks: DeviceMesh) -> M:
     """Split the parameters over the mesh, in place: each block is gathered on its own, the rest
-    as one. dtype: of products."""
+    as one."""
     from torch.distributed.fsdp import (
         FSDPModule,
         MixedPrecisionPolicy,
@@ -99,7 +99,7 @@ def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
         register_fsdp_forward_method,
     )
 
-    dtype = dtype or numerics.compute_dtype()
+    dtype = numerics.compute_dtype()
     products = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
         reduce_dtype=torch.float32,

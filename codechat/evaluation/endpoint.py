@@ -15,7 +15,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import UNCUT, Answer, Link
-from codechat.models import generate
+from codechat.models import draws, generate
 from codechat.rl import episodes, rollout
 from codechat.tasks.base import Problem, Task
 from codechat.text import tool_calls
@@ -67,7 +67,7 @@ class Endpoint:
                 max_tokens=max_new_tokens,
                 temperature=temperature,
                 top_k=top_k,
-                seed=generate.row_key(seed, key, sample) & (2**31 - 1),
+                seed=draws.row_key(seed, key, sample) & (2**31 - 1),
             )
             given = {name: value for name, value in body.items() if value is not None}
             return self.link.answer(given, PATIENCE_S, dispensable=uncut)

@@ -211,9 +211,7 @@ def run_evaluation(
     )
     problems, left_out = _load_problems(cfg, task)
     checkpoints = _checkpoints(cfg)
-    weights = {
-        label(path): checkpoint.fingerprint(checkpoint.read_meta(path)) for path in checkpoints
-    }
+    weights = {label(path): paths.fingerprint(checkpoint.read_meta(path)) for path in checkpoints}
     sources: list[Path | Endpoint] = [*checkpoints]
     if cfg.endpoint:
         served = Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file)

@@ -19,7 +19,7 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.distributed import dist, numerics
 from codechat.evaluation.results import Row, TaskResult
 from codechat.evaluation.settings import SamplingSettings
-from codechat.models import generate, gpt
+from codechat.models import draws, generate, gpt
 from codechat.rl import episodes, rollout
 from codechat.runs import paths
 from codechat.tasks.base import Problem, Score, Task, hash_problems
@@ -34,7 +34,7 @@ ASKED_ROWS = 64  # the same of a server, whose answers may have a price: an inte
 if TYPE_CHECKING:  # the help of the command loads no torch
     Collect = Callable[..., rollout.RolloutBatch]  # takes what `rollout.collect` takes
     # the grammar of the completions of a prompt (messages, tokenizer, tags); None = they are free
-    Constrain = Callable[[Sequence[Mapping[str, str]], Tokenizer, str], generate.Grammar | None]
+    Constrain = Callable[[Sequence[Mapping[str, str]], Tokenizer, str], draws.Grammar | None]
 
 
 def with_free_name(cfg: S) -> S:
@@ -220,7 +220,7 @@ def _check_problems(task: Task, problems: Sequence[Problem]) -> None:
 
 def _sample_after(
     begin: list[int],
-    grammars: Sequence[generate.Grammar | None] | None,
+    grammars: Sequence[draws.Grammar | None] | None,
     ends: Sequence[int],
     model: gpt.GPT,
     prompts: Sequence[Sequence[int]],

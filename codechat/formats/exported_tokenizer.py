@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls, tool_lists
 from codechat.text.chat import END_TAG, TAG_OF
 from codechat.text.tokenizer import END_OF_TEXT, ImportedTokenizer, Tokenizer
 from codechat.text.tool_calls import CALL_TAG, TAGS
@@ -36,10 +36,10 @@ def chat_template(
         return without_messages(theirs or "")  # it lists tools and writes calls itself
     written = {
         "TOOLS_STYLE": tools_style,
-        "DECLINED_WORDS": chat.DECLINED,
-        "DECLINE_CALL": chat.DECLINE,
-        "NOTHING_NAME": chat.NOTHING,
-        "NOTHING_FITS": chat.NOTHING_FITS,
+        "DECLINED_WORDS": tool_calls.DECLINED,
+        "DECLINE_CALL": tool_calls.DECLINE,
+        "NOTHING_NAME": tool_lists.NOTHING,
+        "NOTHING_FITS": tool_lists.NOTHING_FITS,
         "WITH_TOOLS": WITH_TOOLS,
         "ALL_TAGS": json.dumps(TAGS),
         "CALL_TAG": CALL_TAG,

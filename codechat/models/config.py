@@ -16,6 +16,8 @@ Schedule = Literal["constant", "cosine", "wsd"]  # of the learning rate: `optim.
 PRESETS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("presets.json").read_text()
 )
+# each as --preset of a command
+MODELS: dict[str, dict[str, Any]] = {name: {"model": sizes} for name, sizes in PRESETS.items()}
 
 
 LORA_TARGETS = ("qkv", "out", "gate", "up", "down")

@@ -274,7 +274,6 @@ def stream(
     key: int | str = 0,
     temperature: float = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
     grammar: Grammar | None = None,
     kept: Conversation | None = None,
 ) -> Iterator[int]:
@@ -289,7 +288,7 @@ def stream(
         prefix_lengths=[len(prompt)],
         budgets=[budget],
         keys=[row_key(seed, key, 0)],
-        truncation=Truncation(temperature=temperature, top_k=top_k, top_p=top_p),
+        truncation=Truncation(temperature=temperature, top_k=top_k),
         stops=[list(s) for s in stop],
         states=None if grammar is None else [grammar.begin()],
     )

@@ -15,7 +15,7 @@ from codechat.models.fast.device import decodes_from_file
 from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_lists
 from codechat.text.tokenizer import Tokenizer
 
 
@@ -42,17 +42,17 @@ class LoadedModel:
 
     @property
     def tools_style(self) -> str:
-        """How system prompts list tools for it (`chat.tools_prompt`)."""
+        """How system prompts list tools for it (`tool_lists.tools_prompt`)."""
         return tools_style(self.meta | {"tags": self.tags})
 
     @property
     def declines(self) -> bool:
-        """Whether it declines by calling `chat.NOTHING`."""
-        return self.tools_style in chat.DECLINING
+        """Whether it declines by calling `tool_lists.NOTHING`."""
+        return self.tools_style in tool_lists.DECLINING
 
 
 def tools_style(meta: dict[str, Any]) -> str:
-    """How system prompts list tools for a checkpoint (`chat.tools_prompt`): as when it was last
+    """How system prompts list tools for a checkpoint (`tool_lists.tools_prompt`): as when it was last
     fine-tuned, else as `import` was told. A native template gets whole schemas."""
     if meta.get("tags") == chat.NATIVE:
         return "json"

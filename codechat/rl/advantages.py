@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from codechat.distributed import dist, hardware, numerics, sharding
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
-from codechat.rl.losses import KLKind, kl_estimate
+from codechat.rl.kinds import Baseline, KLKind
+from codechat.rl.losses import kl_estimate
 from codechat.rl.rollout import RolloutBatch
 
-Baseline = Literal["none", "mean", "leave_one_out", "zscore"]
 VALUE_LR = 1e-2  # learning rate of a value head
 
 

@@ -32,14 +32,14 @@ from codechat.core.errors import ConfigError, EngineLost, RunError
 from codechat.core.http_client import BUSY, Link, NoAnswer, Refused
 from codechat.distributed import dist, hardware, numerics, sharding
 from codechat.formats import exchange
-from codechat.models import generate, lora
+from codechat.models import draws, generate, lora
 from codechat.models.config import GPTConfig
 from codechat.models.fast.device import on_cpu
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import episodes, rollout
 from codechat.rl.rollout import RolloutBatch
-from codechat.runs import checkpoint
+from codechat.runs import checkpoint, paths
 from codechat.tasks.base import Problem, Task
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
@@ -134,7 +134,7 @@ class Http(Engine):
         self.path = checkpoint.save(
             self.folder / self.cfg.run_name, step, model=lora.merged(model), meta=self.meta
         )
-        self.version = checkpoint.fingerprint(checkpoint.read_meta(self.path))
+        self.version = paths.fingerprint(checkpoint.read_meta(self.path))
         self._lost.clear()
         with dist.together():
             if dist.is_main():
@@ -330,7 +330,7 @@ class VLLM(Http):
             problem = "vLLM stops at single ids, but a turn of this model ends with several"
             raise ConfigError(f"{problem}; use --tags reserved, or --engine http")
         bias = {str(i): BANNED for i in range(self.shape.n_ids, self.shape.padded_vocab)} or None
-        seed = generate.row_key(seed, key, 0) & (2**63 - 1)
+        seed = draws.row_key(seed, key, 0) & (2**63 - 1)
         return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias, "seed": seed}
 
     def _load_weights(self) -> None:

@@ -171,11 +171,11 @@ def play(
     tokenizer: Tokenizer,
     tags: str,
     *,
-    group_size: int = 1,
+    group_size: int,
     max_new_tokens: int,
     seed: int = 0,
     keys: Sequence[int | str] | None = None,
-    sampler: Sampler = generate.sample,
+    sampler: Sampler,
     **sampling: Any,
 ) -> list[Episode]:
     """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer.
@@ -245,16 +245,13 @@ def replay(
     problem: Problem,
     answers: Sequence[str],
     tokenizer: Tokenizer,
-    tags: str = "reserved",
-    *,
-    block_size: int = 2**30,
 ) -> Episode:
     """The episode in which the policy gives these answers, one per turn, with log-probabilities
-    0. Answers after its end are ignored."""
-    running = Episode(task, problem, 0, "replay", tokenizer, tags)
+    0. Answers after its end are ignored, and no context ends it."""
+    running = Episode(task, problem, 0, "replay", tokenizer, "reserved")
     for number, text in enumerate(answers, 1):
         if running.stop is None:
-            ids = chat.completion_ids(text, tokenizer, tags)
+            ids = chat.completion_ids(text, tokenizer)
             answer = generate.Completion(ids, [0.0] * len(ids), "stop")
-            running.take(answer, last=number == len(answers), room=block_size)
+            running.take(answer, last=number == len(answers), room=2**30)
     return running.finished()

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-KLKind = Literal["k1", "k2", "k3"]
-Aggregation = Literal["sequence", "token", "constant"]
+from codechat.rl.kinds import Aggregation, KLKind
+
 # Bounds of log ratios that are exponentiated. exp overflows float32 at 88, and the squares of
 # its gradient, which a gradient norm adds up, at 44; below -87 the reciprocal overflows, which
 # the gradient of a ratio's logarithm needs.

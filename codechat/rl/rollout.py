@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from codechat.core.errors import RunError
+from codechat.data.sources import IGNORE
 from codechat.distributed import hardware
 from codechat.models import generate
 from codechat.models.config import GPTConfig
@@ -305,7 +306,6 @@ def collect(
 
 # ---- packing
 
-IGNORED = -100  # the target of a token from which nothing is learned
 FEW_LENGTHS = 16  # of which the length of a row is a multiple on a CPU
 
 
@@ -315,7 +315,7 @@ class Packed:
     host."""
 
     ids: Tensor  # (R, T)
-    targets: Tensor  # (R, T), IGNORED where nothing is learned
+    targets: Tensor  # (R, T), IGNORE where nothing is learned
     positions: Tensor  # (R, T), each branch continues its prompt
     docs: Tensor  # (R, T), the group; -1 = padding
     branches: Tensor  # (R, T), 0 = prompt, k = k-th completion of the group
@@ -388,7 +388,7 @@ def _opening(prompt: Sequence[int]) -> Row:
     n = len(prompt) - 1
     return Row(
         ids=list(prompt[:-1]),
-        targets=[IGNORED] * n,
+        targets=[IGNORE] * n,
         positions=list(range(n)),
         branches=[0] * n,
         completion=[-1] * n,
@@ -476,7 +476,7 @@ def _group_chunks(
         branch += 1
         chunk.ids += [prompt[-1], *ids[:-1]]
         chunk.targets += [
-            token if mine else IGNORED for token, mine in zip(ids, written, strict=True)
+            token if mine else IGNORE for token, mine in zip(ids, written, strict=True)
         ]
         # as if each branch stood alone behind the prompt: the policy sampled it so
         chunk.positions += range(len(prompt) - 1, len(prompt) - 1 + len(ids))
@@ -528,7 +528,7 @@ def _pad(bins: list[Row], length: int, rows: int) -> Packed:
     docs = table("docs", -1)
     return Packed(
         ids=table("ids", 0),
-        targets=table("targets", IGNORED),
+        targets=table("targets", IGNORE),
         positions=table("positions", 0),
         docs=docs,
         branches=table("branches", 0),

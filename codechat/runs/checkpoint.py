@@ -60,12 +60,12 @@ from codechat.runs.paths import (
     exists,
     find_base,
     find_checkpoint,
+    fingerprint,
     imported_sha256,
     name_of,
     needed_steps,
     pointed_step,
 )
-from codechat.runs.paths import fingerprint as fingerprint
 
 FORMAT = 1
 RELEASED_WEIGHTS = "model.safetensors"
@@ -528,10 +528,6 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     mine = ranks[dist.rank() if same else 0]
     extra = mine["extra"]
     rng = mine["rng"] if same else None
-    # of checkpoints before adapters had a file
-    for name, tensor in extra.pop("lora", {}).items():
-        layer, _, factor = name.rpartition(".")
-        adapters[f"{layer}.weight.{factor}"] = tensor
     return Checkpoint(path, step, meta, state, optim, extra, rng, adapters)
 
 
@@ -626,9 +622,7 @@ def restore_optimizers(
     if len(names) != len(optimizers):
         held = f"{ckpt.path} holds {len(names)} optimizer states, {len(optimizers)} are required"
         raise CheckpointError(f"{held}; use the same --optimizer")
-    # before adapters had a file, their states were numbered like those of other modules
-    numbered = ckpt.adapters and ADAPTER not in ckpt.meta["files"]
-    params = _parameters(nn.Module() if numbered else model, optimizers)
+    params = _parameters(model, optimizers)
     saved = ckpt.optim_state
     assert saved is not None, "read with optimizer=True"
     targets = {}
@@ -667,12 +661,8 @@ def check_fit(ckpt: Checkpoint, model: nn.Module) -> None:
         )
 
 
-def restore(
-    ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
-) -> None:
-    """Put the saved state into `model`; with optimizers, also into them and the global random
-    states. CheckpointError, with both shapes, where they do not fit."""
+def restore(ckpt: Checkpoint, model: nn.Module) -> None:
+    """Put the saved weights into `model`. CheckpointError, with both shapes, where they do not
+    fit."""
     check_fit(ckpt, model)
     _fill(model.state_dict(), ckpt.model_state)
-    if optimizers:
-        restore_optimizers(ckpt, model, optimizers)

@@ -23,9 +23,6 @@ from codechat.tasks.base import (
     Problem as Problem,
 )
 from codechat.tasks.base import (
-    ReferenceCheck as ReferenceCheck,
-)
-from codechat.tasks.base import (
     Score as Score,
 )
 from codechat.tasks.base import (

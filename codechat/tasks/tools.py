@@ -220,13 +220,7 @@ def expected_calls(row: Row) -> Any:
             return calls
     if isinstance(calls, Mapping):
         calls = [calls]
-    return list(map(_within_function, calls)) if isinstance(calls, list) else calls
-
-
-def _within_function(call: Any) -> Any:
-    """A call; in OpenAI's form, {"type", "function": {...}}, what stands under `function`."""
-    inner = call.get("function") if isinstance(call, Mapping) else None
-    return inner if isinstance(inner, Mapping) else call
+    return list(map(tool_calls.function_of, calls)) if isinstance(calls, list) else calls
 
 
 class ToolsEnvironment:

@@ -32,28 +32,11 @@ from codechat.text.chat_template import (
 )
 from codechat.text.native_template import NativeTemplate, native_template_of
 from codechat.text.tokenizer import Tokenizer
-from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
-    CALL_TAG,
-    DECLINE,
-    DECLINED,
-    READABLE,
-    TAGS,
-    Call,
-    format_call,
-    in_words,
-    parse_calls,
-    read_call,
-)
-from codechat.text.tool_lists import (  # noqa: F401 (offered here too)
-    DECLINING,
-    NOTHING,
-    NOTHING_FITS,
-    STYLES,
-    described,
-    offered_names,
+from codechat.text.tool_calls import CALL_TAG, READABLE, TAGS, format_call, parse_calls
+from codechat.text.tool_lists import (
     offered_schemas,
     texts_of,
-    tools_prompt,
+    tools_prompt,  # noqa: F401 (notebooks take it from here)
 )
 
 MODES = ("reserved", "text")

@@ -183,7 +183,7 @@ class ChatTemplate:
 
     def _ways_of_answer(self, content: str) -> tuple[str, ...]:
         """An earlier answer as the template writes it: whole, or without its thought."""
-        said = without_thought(content)
+        said = behind_last_thought(content)
         try:
             body = self._answer(content).body
         except DataError:
@@ -333,8 +333,9 @@ class ChatTemplate:
         return DataError(f"the chat template of {self.tokenizer.spec} {fault}")
 
 
-def without_thought(content: str) -> str:
-    """What an answer says behind its reasoning, which a template may add or drop."""
+def behind_last_thought(content: str) -> str:
+    """What an answer says behind its last </think>; what stands before it, a template may add or
+    drop."""
     return content.rpartition("</think>")[2].strip()
 
 

@@ -25,12 +25,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from codechat.text import tool_calls
-from codechat.text.tool_calls import CALL_TAG, Call, after_space, finite
+from codechat.text.tool_calls import CALL_TAG, Call, after_space, after_thought, finite, function_of
 
-# Where calls were written, "none" if no call was found, and in which layout: objects in JSON, a list
-# of them, calls of Python, parameters in tags, or a name and marks before JSON.
-SURFACES = ("tagged", "fenced", "bare", "none")
-LAYOUTS = ("json", "list", "python", "xml", "marks")
 NAME_KEYS = ("name", "function")
 # how Qwen3-Coder's template writes them between tags
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
@@ -46,7 +42,6 @@ MARKS = {
     "<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>",
     "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>",
 }
-_THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>\s*", re.DOTALL)
 _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:\n?[ \t]*```|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
@@ -108,8 +103,10 @@ class Written(NamedTuple):
 
     prose: str  # what it says beside its calls
     calls: list[Call]
-    surface: str  # one of SURFACES
-    layout: str = "json"  # one of LAYOUTS, of the first call
+    surface: str  # where calls were written: tagged, fenced, bare; none: no call was found
+    # of the first call: json (objects), list (of these), python, xml (parameters in tags), or
+    # marks (a name and marks before JSON)
+    layout: str = "json"
 
     @property
     def form(self) -> str:
@@ -120,7 +117,7 @@ class Written(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Calls in a text, where they end, and one of LAYOUTS."""
+    """Calls in a text, where they end, and their layout (`Written`)."""
 
     calls: list[Call]
     end: int
@@ -139,8 +136,7 @@ def read(text: str, own: Own = None, texts: Texts = NO_TEXTS) -> Written:
     """The prose and the calls of an answer in any of the forms above. own: further marks. texts:
     where a value between tags stays as it is written, even if it could be JSON: `10115`."""
     marks = marks_with(own)._replace(texts=texts)
-    thought = _THOUGHT.match(text)
-    begin = thought.end() if thought else 0
+    begin = after_thought(text)
     # first those whose arguments may spell a mark
     whole = _whole(text[begin:])
     if whole:
@@ -194,8 +190,7 @@ def settled(text: str, own: Own = None) -> str:
     mark, an object or a fence that may hold calls, or the beginning of such. `canonical` of the
     finished answer begins with it."""
     marks = marks_with(own)
-    thought = _THOUGHT.match(text)
-    begin = thought.end() if thought else 0
+    begin = after_thought(text)
     if not text[begin:].strip() or text[begin:].lstrip().startswith(("{", "[")):
         return text[:begin].rstrip()
     ends = [len(text) - _begun(text, marks)]
@@ -577,11 +572,9 @@ def _calls_of(value: Any) -> list[Call]:
 
 
 def _call_of(item: Any) -> Call | None:
+    item = function_of(item)
     if not isinstance(item, Mapping):
         return None
-    inner = item.get("function")
-    if isinstance(inner, Mapping):  # {"type": "function", "function": {...}}
-        item = inner
     keys = set(item) - {"id", "type"}
     arguments = keys & set(tool_calls.ARGUMENT_KEYS)
     name = next((item[key] for key in NAME_KEYS if isinstance(item.get(key), str)), None)

@@ -26,8 +26,8 @@ from codechat.text.chat_template import (
     Message,
     TurnIds,
     TurnTexts,
+    behind_last_thought,
     template_of,
-    without_thought,
 )
 from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 from codechat.text.tool_lists import NO_TOOLS, split_offer
@@ -444,7 +444,7 @@ class NativeTemplate(ChatTemplate):
         prose = content.partition(tool_calls.CALL_TAG)[0]
         found = [(call.name, call.arguments) for call in read.calls]
         same = found == [(call.name, call.arguments) for call in wanted]
-        if not same or without_thought(read.prose) != without_thought(prose):
+        if not same or behind_last_thought(read.prose) != behind_last_thought(prose):
             raise self._fault(
                 f"writes {content[:200]!r} as {written[:200]!r}, which reads back otherwise"
             )

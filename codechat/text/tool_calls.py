@@ -2,7 +2,7 @@
 tools are listed.
 
 Calls are written in one form (`format_call`) and read in all that real data and half-trained
-models write (`parse_calls`); each names its form (`FORMS`). Reading never raises and takes time
+models write (`parse_calls`); each names its form (`Call`). Reading never raises and takes time
 linear in the text, since a model is
 rewarded for that text: strict JSON first, then a tolerant reader that never looks past the next
 tag. JSON that was cut off or holds unescaped quotes is not repaired (`bad_json`): a reward must
@@ -35,12 +35,12 @@ READABLE = (
     "parameters",  # the object stands under "parameters", "args" or "input"
     "object",  # canonical
 )
-FORMS = (*READABLE, "bad_arguments", "no_name", "bad_json")
 DECLINED = "None of my functions can do that."
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 DEEPEST = 64  # open brackets in a value; what compares or checks values may call itself at each
 _TAG_START = re.compile("<(?=" + "|".join(re.escape(tag.removeprefix("<")) for tag in TAGS) + ")")
 _SPACE = re.compile(r"\s*")
+_THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning|scratch_pad)>.*?</\1>\s*", re.DOTALL)
 # a mark, a string, or a number or word; the string's kind of quote ends it, as in Python
 # possessive (*+, ++), so that no text of a model makes it backtrack
 _TOKEN = re.compile(
@@ -59,7 +59,7 @@ class Call(NamedTuple):
 
     name: str | None  # None in "no_name" and "bad_json"
     arguments: dict[str, Any] | None  # may be None in these and in "bad_arguments"
-    form: str  # one of FORMS
+    form: str  # one of READABLE, or "bad_arguments", "no_name", "bad_json"
     # the text between its end and the next tag, stripped; "" in "bad_json", which has no end
     after: str = ""
 
@@ -69,7 +69,7 @@ class Read(NamedTuple):
 
     value: Any
     end: int
-    form: str  # of its JSON, one of FORMS
+    form: str  # of its JSON, as that of a call
 
 
 def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
@@ -173,6 +173,12 @@ def value_at(text: str, start: int) -> tuple[Any, int] | None:
     listed = f"[{token[0]}]"  # the reader ends a value with its bracket
     read = _literal(listed, 0, len(listed), quoted=False)
     return (read.value[0], token.end()) if read else None
+
+
+def function_of(item: Any) -> Any:
+    """What OpenAI's {"type": "function", "function": {...}} holds; any other value unchanged."""
+    inner = item.get("function") if isinstance(item, Mapping) else None
+    return inner if isinstance(inner, Mapping) else item
 
 
 def read_call(item: Any, form: str = "object") -> Call:
@@ -392,6 +398,13 @@ def _escaped(match: re.Match[str]) -> str:
     if number in range(0xD800, 0xE000):  # half a character
         raise ValueError(code)
     return chr(number)
+
+
+def after_thought(text: str) -> int:
+    """The place behind the reasoning in tags with which an answer begins, and the space after
+    it."""
+    thought = _THOUGHT.match(text)
+    return thought.end() if thought else 0
 
 
 def after_space(text: str, start: int) -> int:

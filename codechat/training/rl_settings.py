@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError
+from codechat.rl.kinds import Baseline, KLKind
 from codechat.tasks.settings import TaskChoice
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
 from codechat.training.settings import (
@@ -19,7 +20,6 @@ from codechat.training.settings import (
     MinibatchSettings,
 )
 
-Baseline = Literal["none", "mean", "leave_one_out", "zscore"]
 CUT_OFF = "what was cut off teaches nothing under --mask-truncated"
 
 
@@ -184,9 +184,7 @@ class RatioSettings(EntropySettings, MinibatchSettings):
     kl_coef: float = opt(
         0.0, "weight of the KL divergence from the starting policy; 0 = no reference model", least=0
     )
-    kl_kind: Literal["k1", "k2", "k3"] = opt(
-        "k3", "estimator of the KL divergence; in a reward use k1"
-    )
+    kl_kind: KLKind = opt("k3", "estimator of the KL divergence; in a reward use k1")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -139,7 +139,7 @@ class Session:
         # read
         return paths.Base(
             checkpoint=paths.reference_of(parent.path),
-            fingerprint=checkpoint.fingerprint(parent.meta),
+            fingerprint=paths.fingerprint(parent.meta),
             scale=cfg.lora_alpha / cfg.lora_rank,
         )
 
@@ -498,4 +498,4 @@ def build_policy(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
 def weights_hash(ref: str | None, meta: Mapping[str, Any]) -> dict[str, str]:
     """Hash of a checkpoint that a resumed run reads again: a reference model, a teacher, or the
     frozen weights below adapters."""
-    return {f"checkpoint {ref}": checkpoint.fingerprint(meta)}
+    return {f"checkpoint {ref}": paths.fingerprint(meta)}

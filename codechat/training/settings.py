@@ -15,7 +15,7 @@ from codechat.models.config import (
     LORA_ALPHA,
     LORA_CHOSEN,
     LORA_TARGETS,
-    PRESETS,
+    MODELS,
     GPTConfig,
     Schedule,
 )
@@ -207,6 +207,5 @@ class MinibatchSettings(RunSettings):
 
 def run_presets(**more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """--preset of a loop: every named model size, and more."""
-    sizes: dict[str, dict[str, Any]] = {name: {"model": model} for name, model in PRESETS.items()}
-    sizes["nano"]["tokenizer"] = "gpt2:4096"
-    return sizes | more
+    nano = MODELS["nano"] | {"tokenizer": "gpt2:4096"}
+    return MODELS | {"nano": nano} | more

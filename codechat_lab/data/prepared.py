@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from codechat.core import config
-from codechat.core.atomic_files import json_lines, write_atomic
+from codechat.core.atomic_files import json_lines, read_json, write_atomic
 from codechat.core.errors import DataError
 from codechat.core.registry import PREPARATIONS, instrument
 from codechat.data import conversations
 from codechat.data.prepared import require_kind, written_by_one
 from codechat.data.sources import MANIFEST, Ledger, Row, digest
-from codechat.text import chat, tokenizer
+from codechat.text import tokenizer, tool_lists
 
 
 def write(
@@ -43,13 +43,11 @@ def write(
     with written_by_one(out, wait=True):
         require_kind(out, "conversations")
         path = out / MANIFEST
-        manifest = (
-            config.read_json(path) if path.exists() else dict(domains={}, files={}, sources={})
-        )
+        manifest = read_json(path) if path.exists() else dict(domains={}, files={}, sources={})
         # not every kind of data has tools
         style = str(tools_style or getattr(cfg, "tools_style", "compact"))
         named = {f"{name}.jsonl": rows for name, rows in files.items() if rows}
-        if style in chat.DECLINING:
+        if style in tool_lists.DECLINING:
             named = {name: list(map(described, rows)) for name, rows in named.items()}
         _replace_files(out, named, manifest, cfg, style)
         tok = tokenizer.load(cfg.tokenizer)
@@ -158,7 +156,7 @@ def described(row: Row) -> Row:
     turns = list(row["messages"])
     for at, turn in enumerate(turns):
         if turn["role"] == "system":
-            turns[at] = turn | {"content": chat.described(turn["content"])}
+            turns[at] = turn | {"content": tool_lists.described(turn["content"])}
     return row | {"messages": turns}
 
 

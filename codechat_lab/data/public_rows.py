@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError
-from codechat.data import call_forms, chat_formats, chat_turns, preference_rows, sources
+from codechat.data import chat_formats, chat_turns, preference_rows, sources
 from codechat.data.chat_turns import Malformed
 from codechat.data.conversations import DOMAINS
 from codechat.data.sources import Ledger, Row, digest
 from codechat.data.splits import split_of
-from codechat.text import chat, tool_lists
+from codechat.text import tool_calls, tool_lists
 from codechat.text.tool_functions import misfit
 from codechat_lab.data.python_source import parsed
 
@@ -208,7 +208,7 @@ def _named_domain(row: Row) -> str:
 def domain_of(answer: str) -> str:
     """ "code" for Python, fenced or bare; "other" for what looks like another language; else
     "chat". Reasoning in tags before the answer does not count."""
-    answer = call_forms.without_thought(answer)
+    answer = answer[tool_calls.after_thought(answer) :]
     fenced = _FENCE.findall(answer)
     code = "\n".join(fenced) or answer
     if fenced or _PYTHON.search(code):
@@ -223,7 +223,7 @@ def called_names(messages: list[Row]) -> list[str]:
     names = []
     for message in messages:
         if message["role"] == "assistant":
-            names += [str(call.name) for call in chat.parse_calls(message["content"])]
+            names += [str(call.name) for call in tool_calls.parse_calls(message["content"])]
     return names
 
 
@@ -256,7 +256,7 @@ def call_fault(row: Row) -> str:
     for message in row["messages"]:
         if message["role"] != "assistant":
             continue
-        for call in chat.parse_calls(message["content"]):
+        for call in tool_calls.parse_calls(message["content"]):
             if call.name not in parameters:
                 return f"there is no function {call.name!r}"
             problem = misfit(call.arguments or {}, parameters[call.name])
@@ -266,11 +266,13 @@ def call_fault(row: Row) -> str:
 
 
 def _offers_tools(messages: list[Row]) -> bool:
-    return messages[0]["role"] == "system" and bool(chat.offered_names(messages[0]["content"]))
+    return messages[0]["role"] == "system" and bool(
+        tool_lists.offered_names(messages[0]["content"])
+    )
 
 
 def _has_tools(messages: list[Row]) -> bool:
-    called = any(chat.CALL_TAG in m["content"] for m in messages if m["role"] == "assistant")
+    called = any(tool_calls.CALL_TAG in m["content"] for m in messages if m["role"] == "assistant")
     return called or _offers_tools(messages)
 
 
@@ -289,7 +291,7 @@ def answer_at(messages: list[Row]) -> int:
     answers = [
         i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0
     ]
-    calls = [i for i in answers if chat.CALL_TAG in messages[i]["content"]]
+    calls = [i for i in answers if tool_calls.CALL_TAG in messages[i]["content"]]
     return (calls or answers)[0]
 
 
@@ -297,7 +299,7 @@ def call_problem(row: Row) -> Row | None:
     """The problem in a conversation: everything before its first call, and that call as `gold`
     (None: no call is right). None for several calls at once, which the task does not judge."""
     at = answer_at(row["messages"])
-    calls = chat.parse_calls(row["messages"][at]["content"])
+    calls = tool_calls.parse_calls(row["messages"][at]["content"])
     if len(calls) > 1:
         return None
     return dict(

@@ -19,7 +19,7 @@ from codechat.data.sources import hash_rows, read_jsonl
 from codechat.distributed import dist, numerics
 from codechat.evaluation.intervals import wilson_interval
 from codechat.models import generate, gpt
-from codechat.text import chat
+from codechat.text import chat, tool_calls
 from codechat.text.tokenizer import Tokenizer
 
 BEHAVIOURS = ("call", "code", "neither")
@@ -40,7 +40,7 @@ CODE = re.compile(
 def behaviour(text: str) -> Literal["call", "code", "neither"]:
     """What a completion does: makes a function call (well formed or not), writes Python, or
     neither."""
-    if chat.CALL_TAG in chat.in_words(text):
+    if tool_calls.CALL_TAG in tool_calls.in_words(text):
         return "call"
     return "code" if CODE.search(text) else "neither"
 

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from codechat.rl import losses
-from codechat.rl.advantages import Baseline, estimate_gae, group_advantages
+from codechat.rl.advantages import estimate_gae, group_advantages
+from codechat.rl.kinds import Aggregation, Baseline, KLKind
 
 LETTERS = "ab"
 
@@ -155,7 +156,7 @@ Loss = Callable[[Groups, Tensor], Tensor]
 def group_loss(
     *,
     baseline: Baseline,
-    aggregation: losses.Aggregation,
+    aggregation: Aggregation,
     level: Literal["token", "sequence"] = "token",
     clip_eps: tuple[float, float] = (1e9, 1e9),
 ) -> Loss:
@@ -221,7 +222,7 @@ ESTIMATORS: Mapping[str, Loss] = {
 }
 
 
-def kl_in_loss(kind: losses.KLKind, reference: Tensor) -> Loss:
+def kl_in_loss(kind: KLKind, reference: Tensor) -> Loss:
     """The KL estimate as a loss over tokens: its negative gradient estimates that of KL(policy
     || reference)."""
 

@@ -20,7 +20,7 @@ from codechat.evaluation.intervals import Interval, wilson_interval
 from codechat.evaluation.results import TaskResult
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
-from codechat.text import chat
+from codechat.text import tool_calls
 from codechat_lab.instruments.markdown import table_lines
 from codechat_lab.instruments.natural_settings import NaturalConfig
 from codechat_lab.tasks.coding.rewards import PARSEABLE
@@ -52,7 +52,7 @@ def verdict(problem: Problem, tier: str, answer: str) -> str:
         return "declined"
     if tier != "wrong_name":
         return VERDICTS[tier]
-    name = chat.parse_calls(answer)[0].name
+    name = tool_calls.parse_calls(answer)[0].name
     if name is None:
         return "unreadable call"
     return "calls another offered tool" if name.strip() in problem.meta["tools"] else NOT_OFFERED

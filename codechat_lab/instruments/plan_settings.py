@@ -11,7 +11,7 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import gpu_specs
 from codechat.models import config as models
-from codechat.models.config import LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig
+from codechat.models.config import LORA_CHOSEN, LORA_TARGETS, MODELS, GPTConfig
 
 GIB = 2**30
 # Published throughput of the system whose sizes the presets keep, both with recomputed blocks,
@@ -177,7 +177,7 @@ def shared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
+RUN_PRESETS = MODELS
 
 
 def by_depth(depth: int, build: Callable[..., PlanConfig], ranks: int = 1) -> PlanConfig:

@@ -24,7 +24,7 @@ from codechat.data import conversations
 from codechat.models import config, gpt, optim
 from codechat.rl import losses, rollout
 from codechat.tasks import base
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls
 from codechat_lab.tasks import funcall
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
@@ -75,14 +75,14 @@ def vocabulary() -> tokenizer.Tokenizer:
         for p in requests("train", TRAINING_REQUESTS)
         for text in (p.messages[0]["content"], _answer(p))
     ]
-    bpe.train_from_iterator([text.removeprefix(chat.CALL_TAG) for text in texts], trainer)
+    bpe.train_from_iterator([text.removeprefix(tool_calls.CALL_TAG) for text in texts], trainer)
     return tokenizer.from_dict(
         {"spec": "toolbox", "json": bpe.to_str(), "special": {"eos_token": end}}
     )
 
 
 def _answer(problem: base.Problem) -> str:
-    return chat.format_call(problem.gold["name"], problem.gold["arguments"])
+    return tool_calls.format_call(problem.gold["name"], problem.gold["arguments"])
 
 
 @dataclass

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import conversations
+from codechat.data.sources import IGNORE
 from codechat.models import loading
 from codechat.runs import checkpoint, paths
 from codechat.text.tokenizer import Tokenizer
@@ -127,9 +128,7 @@ def main(cfg: XRayConfig) -> None:
     if "input_ids" in row:
         made = conversations.encode(row, loaded.tokenizer, loaded.tags, len(row["input_ids"]))
         if isinstance(made, str):
-            raise DataError(
-                f"row {cfg.row} of {path} has no label but {conversations.IGNORE}; take another row"
-            )
+            raise DataError(f"row {cfg.row} of {path} has no label but {IGNORE}; take another row")
         image = xray_values(made.ids.tolist(), made.loss_mask.tolist(), loaded.tokenizer, "mask")
     else:
         image = xray_mask(row["messages"], loaded.tokenizer, loaded.tags)

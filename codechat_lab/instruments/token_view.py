@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from codechat.core.errors import DataError
-from codechat.text import chat
+from codechat.text import chat, tool_calls
 from codechat.text.tokenizer import Tokenizer
 
 Kind = Literal["mask", "advantage", "gradient", "value", "boundary"]
@@ -133,7 +133,7 @@ class XRay:
             tip += f", {self.roles[i]}, {'supervised' if value else 'not supervised'}"
         elif self.kind != "boundary":
             tip += f", {self.roles[i]}, {self.kind} {value:.4g}"
-        attributes = ' class="xray-tag"' if self.texts[i] in chat.TAGS else ""
+        attributes = ' class="xray-tag"' if self.texts[i] in tool_calls.TAGS else ""
         if value:
             rgb, strength = self._shade(value)
             attributes += f' style="background:rgba({",".join(map(str, rgb))},{strength:.2f})"'

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core import config, registry
+from codechat.core.atomic_files import read_json
 from codechat.core.entries import Entry
 from codechat.core.errors import ConfigError, check_choice
 from codechat.runs import paths
@@ -219,7 +220,7 @@ def bound_stages(
     what does not exist or does not fit."""
     stages = _stages_at(name, scale)
     prefix = prefix_of(name, scale)
-    edited = config.read_json(settings) if settings else {}
+    edited = read_json(settings) if settings else {}
     for stage_name, its in edited.items():
         check_choice("settings of stage", stage_name, [stage.name for stage in stages])
         if not isinstance(its, Mapping):
@@ -229,7 +230,7 @@ def bound_stages(
     if base:
         from codechat.runs import checkpoint  # it imports torch
 
-        digest = _digest([checkpoint.fingerprint(checkpoint.read_meta(base))])
+        digest = _digest([paths.fingerprint(checkpoint.read_meta(base))])
         replaced = dict.fromkeys(_pretraining(stages), digest)
     placed = place(stages, prefix, seed, replaced, base)
     if base and not (replaced and placed):

@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 
 from codechat.core.errors import CheckpointError, RunError, UserError
 from codechat.models import loading
-from codechat.runs.checkpoint import fingerprint
+from codechat.runs.paths import fingerprint
 from codechat.text.tool_calls import Call, escape_surrogates
 from codechat.text.tool_functions import Toolkit, Workbench
 from codechat_lab.serve import parsing, protocol, request_errors

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.text import chat, tool_schemas
+from codechat.text import chat, tool_calls, tool_lists, tool_schemas
 from codechat.text.native_template import native_template_of
 from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 from codechat_lab.serve.call_schemas import LEVELS, calls_schema
@@ -47,7 +47,9 @@ class Rules:
 
     required: bool = False  # a call
     one_call: bool = False  # at most one
-    declines: bool = False  # calling `chat.NOTHING` is possible too, unless a call is required
+    declines: bool = (
+        False  # calling `tool_lists.NOTHING` is possible too, unless a call is required
+    )
     strict: bool = False  # an unknown type raises ConfigError instead of allowing any value
 
 
@@ -73,9 +75,9 @@ def prompt_grammar(
 
     The instrument `call_grammar`, which `codechat evaluate --constrain true` takes."""
     system = "\n".join(message["content"] for message in messages if message["role"] == "system")
-    tools = chat.offered_schemas(system)
+    tools = tool_lists.offered_schemas(system)
     return (
-        call_grammar(tokenizer, tags, tools, Rules(declines=chat.NOTHING_FITS in system))
+        call_grammar(tokenizer, tags, tools, Rules(declines=tool_lists.NOTHING_FITS in system))
         if tools
         else None
     )
@@ -125,7 +127,7 @@ class CallGrammar:
         """The matcher of the answers, at their begin."""
         import llguidance  # here: only constrained answers need it
 
-        nothing = [{"name": chat.NOTHING}] if rules.declines and not rules.required else []
+        nothing = [{"name": tool_lists.NOTHING}] if rules.declines and not rules.required else []
         for level in range(len(LEVELS)):  # schemas that have a grammar each may have none together
             self.relaxed.clear()
             calls = calls_schema(
@@ -248,7 +250,7 @@ class CallText:
     apart: str = "\n"  # white space between what ends a call and the mark of the next
 
 
-OURS = CallText(chat.CALL_TAG, " ", None, "", "arguments", several=True, spaced=False)
+OURS = CallText(tool_calls.CALL_TAG, " ", None, "", "arguments", several=True, spaced=False)
 
 
 def _call_text(tokenizer: Tokenizer, tags: str) -> CallText:
@@ -327,7 +329,7 @@ class _Vocabulary:
         self.call = _call_text(tokenizer, tags)
         self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
         if tags == "reserved":
-            self.tokens += [tag.encode() for tag in chat.TAGS]
+            self.tokens += [tag.encode() for tag in tool_calls.TAGS]
             call = layout.call
         elif tags == chat.NATIVE:
             call = _marked(tokenizer, self.call.mark)

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from codechat.text import chat, native_calls
+from codechat.text import chat, native_calls, tool_calls
 from codechat.text.tokenizer import Tokenizer
 
 
@@ -36,16 +36,18 @@ class Detokenizer:
     def text(self, ids: Sequence[int]) -> str:
         """The whole text, up to the first stop string. Declining by a call becomes words."""
         text = self._until_stop(ids)
-        return text if self.tags is None else chat.in_words(text)
+        return text if self.tags is None else tool_calls.in_words(text)
 
     def growing(self, ids: Sequence[int]) -> str:
         """The beginning of the text that further ids cannot change, of a text with calls at
         most up to the first."""
         text = self._until_stop(ids, growing=True)
-        if self.tags is not None and (chat.DECLINE.startswith(text) or chat.in_words(text) != text):
+        if self.tags is not None and (
+            tool_calls.DECLINE.startswith(text) or tool_calls.in_words(text) != text
+        ):
             return ""
         text = text[: min(len(stable_text(text, ending)) for ending in self._endings)]
-        return text.split(chat.CALL_TAG)[0] if self.calls else text
+        return text.split(tool_calls.CALL_TAG)[0] if self.calls else text
 
     def split(self, ids: Sequence[int]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
         """Text of a finished completion, and the name and arguments of each call before the
@@ -54,11 +56,11 @@ class Detokenizer:
         Texts after calls follow the text before the first, a line each. Without a readable call
         all is text."""
         text = self.text(ids)
-        calls = chat.parse_calls(text) if self.calls else []
+        calls = tool_calls.parse_calls(text) if self.calls else []
         readable = list(takewhile(_is_readable, calls))
         if not readable:
             return self._until_stop(ids, as_written=True) if calls else text, []
-        before = text.split(chat.CALL_TAG)[0]
+        before = text.split(tool_calls.CALL_TAG)[0]
         after = "\n".join(call.after for call in readable if call.after)
         gap = "\n" if before and after and not before.endswith("\n") else ""
         return before + gap + after, [(str(call.name), call.arguments or {}) for call in readable]
@@ -98,7 +100,7 @@ class Detokenizer:
     @cached_property
     def _endings(self) -> list[str]:
         """What may follow without being shown as text; "" stands for nothing."""
-        endings = ["", *self.stops, *([chat.CALL_TAG] if self.calls else [])]
+        endings = ["", *self.stops, *([tool_calls.CALL_TAG] if self.calls else [])]
         if self.tags is not None:
             closing = chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)
             # a model may leave out what stands before its closing tag
@@ -106,5 +108,5 @@ class Detokenizer:
         return endings
 
 
-def _is_readable(call: chat.Call) -> bool:
-    return call.form in chat.READABLE and str(call.name).isprintable()
+def _is_readable(call: tool_calls.Call) -> bool:
+    return call.form in tool_calls.READABLE and str(call.name).isprintable()

@@ -24,9 +24,9 @@ from torch import Tensor
 from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import numerics
 from codechat.models import attention, draws, generate, loading
-from codechat.models.draws import Grammar, GrammarState
+from codechat.models.draws import Grammar, GrammarState, Truncation
 from codechat.models.fast.reader import cache_dtype, reader_of
-from codechat.runs.checkpoint import fingerprint
+from codechat.runs.paths import fingerprint
 from codechat_lab.serve.slots import Room, SlotCache
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
@@ -50,8 +50,8 @@ class Request:
 
     prompt: Sequence[int]
     max_new_tokens: int
-    draws: int = 0  # `generate.row_key`
-    how: generate.Truncation = generate.Truncation()
+    draws: int = 0  # `row_key`
+    how: Truncation = Truncation()
     stop: Sequence[Sequence[int]] = ()  # id sequences, matched whole and kept
     # asked with the completion's ids after every token
     should_stop: Callable[[Sequence[int]], bool] | None = None
@@ -393,9 +393,7 @@ class Engine:
         return "context" if self._room(job) == 0 else None
 
 
-def draw_each(
-    logits: Tensor, hows: Sequence[generate.Truncation], u: Tensor
-) -> tuple[Tensor, Tensor]:
+def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
     """`draws.draw` where each row of (B, V) logits has its own distribution: (ids, logprobs),
     both (B,)."""
     if len(set(hows)) == 1:
@@ -411,7 +409,7 @@ def draw_each(
 def detail_of(logits: Tensor, request: Request) -> Detail:
     """Entropy and likeliest tokens of the sampling distribution of (V,) logits; greedy: the
     model's own."""
-    how = request.how if request.how.temperature else generate.Truncation()
+    how = request.how if request.how.temperature else Truncation()
     kept, ids = how.candidates(logits[None].clone())
     logprobs = kept.log_softmax(-1)[0]
     entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -math.inf, 0.0)).sum()

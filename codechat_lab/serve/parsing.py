@@ -8,7 +8,7 @@ from pathlib import Path
 from codechat.core.errors import ConfigError, DataError
 from codechat.models import loading
 from codechat.models.draws import Truncation, row_key
-from codechat.text import chat
+from codechat.text import chat, tool_calls, tool_lists
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 from codechat_lab.serve.call_grammar import CallGrammar, Rules, call_grammar
 from codechat_lab.serve.detokenizer import Detokenizer
@@ -58,7 +58,7 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> Sampled:
         loaded.tags,
         body.stops,
         calls=bool(tools),
-        texts=chat.texts_of(schemas),
+        texts=tool_lists.texts_of(schemas),
     )
     request = replace(
         request_of(body, prompt_of(body.messages, schemas, loaded), served, detokenizer),
@@ -185,8 +185,8 @@ def prompt_of(
     """Ids of the conversation up to where the assistant begins to write, as in training."""
     turns = [message.turn for message in messages]
     for turn in turns:
-        if loaded.declines and turn == Turn("assistant", chat.DECLINED):
-            turn.content = chat.DECLINE  # as the model wrote it
+        if loaded.declines and turn == Turn("assistant", tool_calls.DECLINED):
+            turn.content = tool_calls.DECLINE  # as the model wrote it
     try:
         return chat.prompt(
             messages_of_turns(turns, tools, loaded.tools_style), loaded.tokenizer, loaded.tags

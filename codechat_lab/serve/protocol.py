@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from codechat.core.errors import DataError
-from codechat.text import chat, tool_schemas
+from codechat.text import tool_calls, tool_schemas
 from codechat.text.tool_calls import Turn
 from codechat_lab.serve import neutral_fields
 from codechat_lab.serve.request_errors import ApiError
@@ -114,7 +114,9 @@ class Message(Part):
     def turn(self) -> Turn:
         role = PROTOCOL_ROLES.get(self.role, self.role)
         calls = self.tool_calls or ()
-        written = [chat.format_call(call.function.name, call.function.arguments) for call in calls]
+        written = [
+            tool_calls.format_call(call.function.name, call.function.arguments) for call in calls
+        ]
         result_of = None
         if role == "function":
             # "": of a call that an earlier answer wrote as text

@@ -26,7 +26,7 @@ from codechat.core.errors import UserError
 from codechat.core.http_client import UNCUT, Link
 from codechat.distributed import hardware, numerics
 from codechat.models import generate
-from codechat.text import chat, tool_calls
+from codechat.text import chat, tool_calls, tool_lists
 from codechat.text.tool_functions import Tool, read_tools
 from codechat_lab.instruments import token_view
 from codechat_lab.serve.call_grammar import CallGrammar, Rules, call_grammar
@@ -242,7 +242,7 @@ class ToolChat:
         return [
             {
                 "role": "system",
-                "content": chat.tools_prompt(
+                "content": tool_lists.tools_prompt(
                     list(self.kit.schemas.values()), self.model.loaded.tools_style
                 ),
             }
@@ -289,17 +289,19 @@ class ToolChat:
             messages = messages[-1:]
         return self.opening() + [message for message in messages if message["role"] != "system"]
 
-    def _answer(self, messages: list[Message]) -> tuple[list[Message], list[chat.Call]]:
+    def _answer(self, messages: list[Message]) -> tuple[list[Message], list[tool_calls.Call]]:
         """The conversation with one more turn of the model, and the calls in it."""
         messages = self.model.fit(messages)
         if self.cfg.raw and isinstance(self.model, LocalModel):
             print(chat.decode(self.model.prompt(messages), self.model.tokenizer), end="")
         held = bool(self.kit.schemas) and self.cfg.constrain == "auto"
         text = self.model.say(messages, list(self.kit.schemas.values()), held)
-        calls = chat.parse_calls(text) if self.cfg.chooses or self.kit.schemas else []
+        calls = tool_calls.parse_calls(text) if self.cfg.chooses or self.kit.schemas else []
         return [*messages, {"role": "assistant", "content": text}], calls
 
-    def _refusal(self, calls: Sequence[chat.Call], signatures: set[str], answered: set[str]) -> str:
+    def _refusal(
+        self, calls: Sequence[tool_calls.Call], signatures: set[str], answered: set[str]
+    ) -> str:
         """Why these calls are not run, or ""."""
         if not self.cfg.run:
             return "not run: --no-run"
@@ -314,9 +316,9 @@ class ToolChat:
         print(f"[{token_view.visible(text).encode(errors='replace').decode()}]", flush=True)
 
 
-def _signature(call: chat.Call) -> str:
+def _signature(call: tool_calls.Call) -> str:
     """Equal for calls that would have the same result."""
-    if call.form not in chat.READABLE:
+    if call.form not in tool_calls.READABLE:
         return UNREADABLE
     return json.dumps([call.name, call.arguments], sort_keys=True)
 

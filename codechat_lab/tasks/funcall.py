@@ -35,7 +35,7 @@ from codechat.data.row_readers import NO_CALL, glaive_turns
 from codechat.data.sources import Ledger, digest, local_rows, require_columns
 from codechat.data.splits import split_of
 from codechat.tasks.base import SPLITS, BaseTask, Problem, Score, shuffled
-from codechat.text import chat
+from codechat.text import chat, tool_calls, tool_lists
 from codechat_lab.data import public_rows
 from codechat_lab.tasks.preparation import DEFAULT_LIMIT
 from codechat_lab.tasks.toolbox import problems, statements
@@ -105,7 +105,7 @@ def score_calls(
 
     parts: calls, expected, matched. The tier is full where all are right, no_tag without a call,
     else partial where every name is right as often as it is due, else wrong_name."""
-    calls = chat.parse_calls(text)
+    calls = tool_calls.parse_calls(text)
     left = list(calls)
     unmatched = []
     for gold in golds:
@@ -133,7 +133,7 @@ def score_calls(
 
 
 def _credit_of(
-    call: chat.Call, gold: Mapping[str, Any], staircase: Staircase, offered: Collection[str]
+    call: tool_calls.Call, gold: Mapping[str, Any], staircase: Staircase, offered: Collection[str]
 ) -> float:
     """The argument credit of a call of the right name; 0 for another one."""
     _, named = _named(call, gold, offered)
@@ -141,7 +141,7 @@ def _credit_of(
 
 
 def _reward_of(
-    call: chat.Call, gold: Mapping[str, Any], staircase: Staircase, offered: Collection[str]
+    call: tool_calls.Call, gold: Mapping[str, Any], staircase: Staircase, offered: Collection[str]
 ) -> float:
     """The reward of one call beside others, none of which follows it."""
     tier, named = _named(call, gold, offered)
@@ -167,7 +167,7 @@ def score_question(text: str, about: str, staircase: Staircase = OURS) -> Score:
     """Score an answer that has to ask for what a request lacks: it calls nothing, holds a question
     mark, and has a word of its name or description. A question mark alone would be paid for every
     request."""
-    calls = chat.parse_calls(text)
+    calls = tool_calls.parse_calls(text)
     named = naming_words(about) & set(re.findall(r"[a-z]+", text.lower()))
     asks = not calls and "?" in text and bool(named)
     parts = {"calls": len(calls)}
@@ -182,7 +182,7 @@ def score_statement(
     """Score an answer that has to state the results of several calls. prompt: the texts that it
     may take numbers from. What is not right earns the share of results that it states, as far as
     a call with the right name and other arguments."""
-    calls = chat.parse_calls(text)
+    calls = tool_calls.parse_calls(text)
     found = sum(place is not None for place in statements.stated(text, states))
     parts = {"calls": len(calls), "expected": len(states), "matched": found}
     if calls:
@@ -207,7 +207,7 @@ def score_call(
     offered: names of the functions in the prompt; empty = unknown, and then every name counts
     as offered. parts: calls, form, trailing (whether anything follows the first call), named
     (one of NAMED), with a correct name matched, expected, extra, f."""
-    calls = chat.parse_calls(text)
+    calls = tool_calls.parse_calls(text)
     first = calls[0] if calls else None
     trailing = first is not None and (len(calls) > 1 or bool(first.after))
     tier, named = _named(first, gold, offered)
@@ -245,7 +245,9 @@ class Credit(NamedTuple):
     f: float
 
 
-def _argument_credit(call: chat.Call, gold: Mapping[str, Any], staircase: Staircase) -> Credit:
+def _argument_credit(
+    call: tool_calls.Call, gold: Mapping[str, Any], staircase: Staircase
+) -> Credit:
     given = call.arguments or {}
     expected = gold["arguments"]
     matched = sum(
@@ -271,7 +273,7 @@ def _rung(staircase: Staircase, name: Rung, lower: bool) -> float:
 
 
 def _named(
-    call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Collection[str]
+    call: tool_calls.Call | None, gold: Mapping[str, Any] | None, offered: Collection[str]
 ) -> tuple[Rung, str]:
     """(the tier of a call without argument credit, one of NAMED). Blanks around a name are
     ignored."""
@@ -344,7 +346,7 @@ class FuncallTask(BaseTask):
         return shuffled(problems.draw(split, n, seed), n, seed)
 
     def score(self, problem: Problem, completion: str) -> Score:
-        offered = chat.offered_names(
+        offered = tool_lists.offered_names(
             "\n".join(m["content"] for m in problem.messages if m["role"] == "system")
         )
         if isinstance(problem.gold, list):
@@ -371,7 +373,7 @@ class FuncallTask(BaseTask):
 
 
 def _written(gold: Mapping[str, Any]) -> str:
-    return chat.format_call(gold["name"], gold["arguments"])
+    return tool_calls.format_call(gold["name"], gold["arguments"])
 
 
 def _read(path: Path) -> Iterator[Problem | str]:
@@ -403,9 +405,9 @@ def _of_glaive(row: Row, name: str) -> Row | str:
     if isinstance(talk, str):
         return talk
     answers = [turn["content"] for turn in glaive_turns(row["chat"]) if turn["role"] == "assistant"]
-    own = next((text for text in answers if chat.CALL_TAG in text), "")
-    at = _answer_with(talk["messages"], chat.parse_calls(own))
-    calls = chat.parse_calls(own or talk["messages"][at]["content"])
+    own = next((text for text in answers if tool_calls.CALL_TAG in text), "")
+    at = _answer_with(talk["messages"], tool_calls.parse_calls(own))
+    calls = tool_calls.parse_calls(own or talk["messages"][at]["content"])
     gold = {"name": calls[0].name, "arguments": calls[0].arguments} if calls else None
     meta = {
         "tools_present": talk["meta"]["tools_present"],
@@ -422,12 +424,12 @@ def _of_glaive(row: Row, name: str) -> Row | str:
     }
 
 
-def _answer_with(messages: list[Row], calls: Sequence[chat.Call]) -> int:
+def _answer_with(messages: list[Row], calls: Sequence[tool_calls.Call]) -> int:
     """Index of the first answer with these calls; without any, of the answer to predict. Earlier
     answers of a row may hold calls that no tag marks."""
     wanted = [(call.name, call.arguments) for call in calls]
     for at, message in enumerate(messages):
-        found = chat.parse_calls(message["content"]) if message["role"] == "assistant" else []
+        found = tool_calls.parse_calls(message["content"]) if message["role"] == "assistant" else []
         if wanted and [(call.name, call.arguments) for call in found][-len(wanted) :] == wanted:
             return at
     return public_rows.answer_at(messages)
@@ -454,8 +456,8 @@ def _problem(row: Row, name: str) -> Problem | str:
 
 def _gold(given: Any) -> Row | None:
     """A right call; None where it cannot be read."""
-    call = chat.read_call(given)
-    if call.form not in chat.READABLE:
+    call = tool_calls.read_call(given)
+    if call.form not in tool_calls.READABLE:
         return None
     gold = {"name": call.name, "arguments": call.arguments}
     optional = given.get("optional") if isinstance(given, Mapping) else None

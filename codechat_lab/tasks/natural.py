@@ -15,7 +15,7 @@ from typing import Any
 
 from codechat.data.row_readers import NO_CALL
 from codechat.tasks.base import Message, Problem, Score, check_split
-from codechat.text import chat
+from codechat.text import tool_calls, tool_lists
 from codechat_lab.data.python_source import parsed, same_name
 from codechat_lab.tasks import funcall
 from codechat_lab.tasks.coding import rewards
@@ -58,7 +58,7 @@ class NaturalTask(CodingTask):
     def prompt(self, problem: Problem) -> list[Message]:
         schemas = [TOOLS[name].schema for name in problem.meta["tools"]]
         offer = (
-            [{"role": "system", "content": chat.tools_prompt(schemas, self.tools_style)}]
+            [{"role": "system", "content": tool_lists.tools_prompt(schemas, self.tools_style)}]
             if schemas
             else []
         )
@@ -74,7 +74,7 @@ class NaturalTask(CodingTask):
     def gold(self, problem: Problem) -> str:
         """The expected call, or the function that the hidden tests call."""
         if problem.meta["kind"] == "toolbox":
-            return chat.format_call(problem.gold["name"], problem.gold["arguments"])
+            return tool_calls.format_call(problem.gold["name"], problem.gold["arguments"])
         return {"unfitting": NO_CALL, "code": (problem.gold or {}).get("function", "")}.get(
             problem.meta["kind"], ""
         )

@@ -15,6 +15,7 @@ from benchmarks import curve, data, measure, peers, quality, rl, sample, sft
 from benchmarks.settings import CurveBench, SampleBench, SFTBench
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.data import conversations
+from codechat.data.sources import IGNORE
 from codechat.formats import exchange
 from codechat.models import loading
 from codechat.models.config import GPTConfig
@@ -426,7 +427,7 @@ def test_padded_rows_hold_the_conversations_of_packed_ones() -> None:
     )
     assert n > 4
     assert int(mask.sum()) == int((batch.docs >= 0).sum())
-    assert int((targets != conversations.IGNORE).sum()) == batch.supervised
+    assert int((targets != IGNORE).sum()) == batch.supervised
     model = randomized(GPT(shape))
     with torch.no_grad():
         where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs))

@@ -24,7 +24,7 @@ from typing import Any
 from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
 from codechat.tasks.base import Message, Problem, Score, play
-from codechat.text import chat
+from codechat.text import tool_calls, tool_lists
 from codechat_lab.tasks.apps import tools
 from codechat_lab.tasks.apps.requests import World, draft
 from codechat_lab.tasks.apps.tools import CLOSING, TOOLS, Change, Store, compare
@@ -84,7 +84,7 @@ class AppsEnvironment:
         if self.closed:
             return [], 0.0, True
         before = self.verdict.reward
-        calls = chat.parse_calls(message["content"])[:MAX_CALLS]
+        calls = tool_calls.parse_calls(message["content"])[:MAX_CALLS]
         told = [{"role": "function", "content": self._respond(call)} for call in calls]
         if not calls:
             self.closed = True
@@ -97,9 +97,9 @@ class AppsEnvironment:
     def score(self) -> Score:
         return self.verdict
 
-    def _respond(self, call: chat.Call) -> str:
+    def _respond(self, call: tool_calls.Call) -> str:
         try:
-            if call.form not in chat.READABLE or call.name is None or call.arguments is None:
+            if call.form not in tool_calls.READABLE or call.name is None or call.arguments is None:
                 raise tools.AppError(f"this call cannot be read ({call.form})")
             if self.closed:
                 raise tools.AppError("the episode has ended")
@@ -120,7 +120,7 @@ class AppsEnvironment:
 def gold_steps(problem: Problem) -> list[str]:
     """The expert's messages."""
     calls = problem.gold["calls"]
-    steps = [chat.format_call(c["name"], c["arguments"]) for c in calls]
+    steps = [tool_calls.format_call(c["name"], c["arguments"]) for c in calls]
     return steps if calls[-1]["name"] in CLOSING else [*steps, DONE]
 
 
@@ -187,7 +187,7 @@ class AppsTask(DrawnTask):
         ]
         rng.shuffle(offered)
         offered += CLOSING
-        system = chat.tools_prompt([TOOLS[name].schema for name in offered])
+        system = tool_lists.tools_prompt([TOOLS[name].schema for name in offered])
         messages = [
             {"role": "system", "content": system},
             {"role": "user", "content": request.text},

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from codechat.tasks.base import Problem
-from codechat.text import chat
+from codechat.text import tool_calls
 from codechat_lab.tasks.bfcl.matching import (
     ABSENT,
     fault_of_argument,
@@ -40,7 +40,7 @@ OF_VALUES = (OF_ANOTHER, GUESS, NUMBER, COMPOUND, PART, CHOICE, TEXT)
 KINDS = (*OF_TIERS.values(), FEWER, MORE, *OF_VALUES)
 
 
-def kind_of_fault(tier: str, calls: Sequence[chat.Call], problem: Problem) -> str:
+def kind_of_fault(tier: str, calls: Sequence[tool_calls.Call], problem: Problem) -> str:
     """One of KINDS. tier: of a wrong answer. calls: its calls."""
     if tier in OF_TIERS:
         return OF_TIERS[tier]

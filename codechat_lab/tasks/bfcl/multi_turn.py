@@ -30,8 +30,7 @@ from codechat.core.errors import ConfigError, DataError, MissingFile, RunError, 
 from codechat.data.offered_tools import schemas
 from codechat.data.sources import Ledger, local_rows
 from codechat.tasks.base import BaseTask, Message, Problem, Score, play
-from codechat.text import chat
-from codechat.text.tool_calls import without_tags
+from codechat.text import chat, tool_calls, tool_lists
 from codechat_lab.data.python_source import parsed
 from codechat_lab.sandbox.values import ProgramFailed, value_of
 from codechat_lab.tasks.bfcl import systems
@@ -244,7 +243,7 @@ def call_of(text: str) -> Call:
 
 def opening(problem: Problem, style: str) -> list[Message]:
     """The messages before the first answer."""
-    listed = chat.tools_prompt(problem.gold["functions"], style)
+    listed = tool_lists.tools_prompt(problem.gold["functions"], style)
     return [{"role": "system", "content": listed}, *problem.messages]
 
 
@@ -263,7 +262,7 @@ def named_call(call: Call, problem: Problem) -> str:
     turns = problem.gold["turns"]
     functions = problem.gold["functions"] + [f for turn in turns for f in turn["functions"]]
     properties = next(f["parameters"]["properties"] for f in functions if f["name"] == name)
-    return chat.format_call(name, dict(zip(properties, positional)) | named)
+    return tool_calls.format_call(name, dict(zip(properties, positional)) | named)
 
 
 class MultiTurnEnvironment:
@@ -297,7 +296,7 @@ class MultiTurnEnvironment:
         readable: list[Call] = [
             [call.name, [], call.arguments]
             for call in calls
-            if call.form in (*chat.READABLE, "python")
+            if call.form in (*tool_calls.READABLE, "python")
         ]
         told = self._run(readable) if readable and len(readable) == len(calls) else self._next()
         return told, self.score().reward - before, self.closed
@@ -315,7 +314,7 @@ class MultiTurnEnvironment:
         if answer is None:
             return []
         results = answer["results"][-1][-len(calls) :]
-        return [{"role": "function", "content": without_tags(text)} for text in results]
+        return [{"role": "function", "content": tool_calls.without_tags(text)} for text in results]
 
     def _next(self) -> list[Message]:
         """Judge the turn, and begin the next one."""
@@ -333,7 +332,7 @@ class MultiTurnEnvironment:
         self.steps = 0
         turn = turns[self.finished]
         if turn["functions"]:
-            listed = chat.tools_prompt(turn["functions"], self.tools_style)
+            listed = tool_lists.tools_prompt(turn["functions"], self.tools_style)
             return [{"role": "user", "content": f"{listed}\n{MORE}"}]
         return list(turn["messages"])
 

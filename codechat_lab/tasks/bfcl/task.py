@@ -30,7 +30,7 @@ from codechat.data.row_readers import NO_CALL
 from codechat.data.sources import Ledger, local_rows, require_columns
 from codechat.runs import paths
 from codechat.tasks.base import BaseTask, Message, Problem, Score
-from codechat.text import chat
+from codechat.text import chat, tool_calls, tool_lists
 from codechat_lab.data.python_source import parsed
 from codechat_lab.tasks.bfcl import literals
 from codechat_lab.tasks.bfcl.kinds import kind_of_fault
@@ -74,8 +74,8 @@ WORDINGS = {
 COLUMNS = (("id", "category", "question", "functions", "ground_truth"),)
 UNSOLVABLE = "no call can satisfy it"
 LONGEST = 20_000  # characters; a limit against hostile input to Python's parser
-FORMS_READ = (*chat.READABLE, "python")
-UNREADABLE = chat.Call(None, None, "bad_python")
+FORMS_READ = (*tool_calls.READABLE, "python")
+UNREADABLE = tool_calls.Call(None, None, "bad_python")
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")  # math.gcd
 _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
@@ -121,7 +121,7 @@ class BfclTask(BaseTask):
     def prompt(self, problem: Problem) -> list[Message]:
         """The messages behind the list of tools, which precedes their own system text."""
         given = [m["content"] for m in problem.messages if m["role"] == "system"]
-        listed = chat.tools_prompt(problem.gold["listed"], self.tools_style)
+        listed = tool_lists.tools_prompt(problem.gold["listed"], self.tools_style)
         system = "\n\n".join(filter(None, [listed, WORDINGS[self.wording], *given]))
         return [
             {"role": "system", "content": system},
@@ -142,14 +142,14 @@ class BfclTask(BaseTask):
         if gold["expect"] == "none":
             return NO_CALL
         if gold["expect"] == "any":
-            return chat.format_call(next(iter(gold["tools"])), {})
+            return tool_calls.format_call(next(iter(gold["tools"])), {})
         return "\n".join(
-            chat.format_call(answer["name"], _due(answer, gold["tools"][answer["name"]]))
+            tool_calls.format_call(answer["name"], _due(answer, gold["tools"][answer["name"]]))
             for answer in gold["answers"]
         )
 
 
-def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
+def tier_of(calls: Sequence[tool_calls.Call], gold: Mapping[str, Any]) -> str:
     """The rung of TIERS that a completion's calls reach."""
     if gold["expect"] == "none":
         return "needless_call" if calls else "full"
@@ -200,12 +200,12 @@ def _resolved(value: Any) -> Any:
     return resolved
 
 
-def calls_of(text: str) -> list[chat.Call]:
+def calls_of(text: str) -> list[tool_calls.Call]:
     """The calls of a completion, in our form or in Python's."""
-    return chat.parse_calls(text) if chat.CALL_TAG in text else _python_calls(text)
+    return tool_calls.parse_calls(text) if tool_calls.CALL_TAG in text else _python_calls(text)
 
 
-def _python_calls(text: str) -> list[chat.Call]:
+def _python_calls(text: str) -> list[tool_calls.Call]:
     """Calls of a text that is a list of calls with named arguments. As in the leaderboard's
     reader, marks of a code block around it are no part of it, and either bracket may be missing.
     Empty for anything else, such as "Sorry (no tool)"."""
@@ -226,7 +226,7 @@ def _python_calls(text: str) -> list[chat.Call]:
     return []
 
 
-def _python_call(node: ast.Call) -> chat.Call:
+def _python_call(node: ast.Call) -> tool_calls.Call:
     # None: **words
     words = {word.arg: word.value for word in node.keywords if word.arg is not None}
     if node.args or len(words) < len(node.keywords):
@@ -239,7 +239,7 @@ def _python_call(node: ast.Call) -> chat.Call:
             key: ast.literal_eval(_JsonNames().visit(value)) for key, value in words.items()
         }
         json.dumps(arguments)  # refuses sets, bytes and complex numbers
-        return chat.Call(name, arguments, "python")
+        return tool_calls.Call(name, arguments, "python")
     except (TypeError, ValueError, RecursionError):  # more than a literal
         return UNREADABLE
 
@@ -380,7 +380,7 @@ def _read(row: Row) -> _Columns:
     if language != literals.PYTHON:
         functions = [literals.as_texts(tool, language) for tool in functions]
     listed = schemas(functions)
-    chat.tools_prompt(listed)  # raises where they cannot be listed
+    tool_lists.tools_prompt(listed)  # raises where they cannot be listed
     return _Columns(messages, listed, tools, [_answer(call) for call in truth])
 
 

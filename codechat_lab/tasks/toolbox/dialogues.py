@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from codechat.tasks.base import Message
-from codechat.text import chat
+from codechat.text import tool_calls
 from codechat_lab.tasks.toolbox import forms, surroundings, turns
 from codechat_lab.tasks.toolbox.catalogue import PHRASES, WORDINGS, Tool, draw_others, tools_of
 from codechat_lab.tasks.toolbox.mixes import KINDS, Mix
@@ -141,7 +141,7 @@ def _at_once(rng: random.Random, scene: Scene, user: Message) -> Drawn:
     """A request for several things, and its calls."""
     calls = []
     for call in scene.calls():
-        calls.append(chat.format_call(**call))
+        calls.append(tool_calls.format_call(**call))
     messages = [
         scene.system(rng),
         user,

@@ -8,7 +8,7 @@ words of the vocabulary in any split.
 
 Choosing a tool by its description is a lookup: the words of the request lead to a line, the
 line to a name. These drills teach it beside calls in one SFT
-(docs/experiments/reading-tools.md). Lists have the style `described` of `chat.tools_prompt`:
+(docs/experiments/reading-tools.md). Lists have the style `described` of `tool_lists.tools_prompt`:
 the name follows its words, as copying needs it, and declining is an entry like any other."""
 
 import random
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from codechat.tasks.base import Message
-from codechat.text import chat
+from codechat.text import tool_calls, tool_lists
 from codechat_lab.tasks.toolbox.catalogue import PHRASES, response
 from codechat_lab.tasks.toolbox.sampler import message
 from codechat_lab.tasks.toolbox.values import (
@@ -106,7 +106,7 @@ def lookup_dialogues(
     each line, in any order.
 
     step: a key of STEPS. missing: share of requests for words that no line has; the answer is
-    then the last entry, `chat.NOTHING`. rare_words: share of the words of the steps "phrases"
+    then the last entry, `tool_lists.NOTHING`. rare_words: share of the words of the steps "phrases"
     and "loose" that are of `values.WORDS`."""
     rng = random.Random(f"lookup {step} {split} {seed}")
     for i in range(n):
@@ -137,7 +137,7 @@ def _lookups(rng: random.Random, split: str, missing: float, step: Step) -> list
     listed = [
         f"{' '.join(line.words).capitalize()}: {line.name}({line.key}: integer)" for line in lines
     ]
-    messages = [message("system", chat.described("\n".join(["Functions:", *listed])))]
+    messages = [message("system", tool_lists.described("\n".join(["Functions:", *listed])))]
     for at in rng.sample(range(size), size):
         others = [line for i, line in enumerate(lines) if i != at]
         declined = rng.random() < missing
@@ -154,11 +154,11 @@ def _lookups(rng: random.Random, split: str, missing: float, step: Step) -> list
 
 
 def _call(line: _Line, value: int) -> Message:
-    return message("assistant", chat.format_call(line.name, {line.key: value}))
+    return message("assistant", tool_calls.format_call(line.name, {line.key: value}))
 
 
 def _declined(rng: random.Random, request: str) -> list[Message]:
-    answer = message("assistant", chat.format_call(chat.NOTHING, {}))
+    answer = message("assistant", tool_calls.format_call(tool_lists.NOTHING, {}))
     return [message("user", f"{request} {rng.randint(1, 99)}"), answer]
 
 
@@ -194,7 +194,7 @@ def _names(rng: random.Random, split: str, step: Step, count: int) -> list[str]:
             name = "_".join(rng.sample(step.pool, 2))
         else:
             name = invent(rng)
-        if name not in (chat.NOTHING, *found) and (draw < 0.7 or allowed(name, split)):
+        if name not in (tool_lists.NOTHING, *found) and (draw < 0.7 or allowed(name, split)):
             found.append(name)
     return found
 

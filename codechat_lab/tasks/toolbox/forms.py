@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.tasks.base import Message, Problem
-from codechat.text import chat
+from codechat.text import tool_calls, tool_lists
 from codechat_lab.tasks.toolbox import surroundings
 from codechat_lab.tasks.toolbox.catalogue import PHRASES
 from codechat_lab.tasks.toolbox.values import allowed, invent, slot, whole
@@ -165,7 +165,7 @@ class Scene:
     def messages(self, rng: random.Random) -> list[Message]:
         """The list of services and the request."""
         order = rng.sample(self.offered, len(self.offered))
-        system = chat.tools_prompt([service.schema for service in order], "json")
+        system = tool_lists.tools_prompt([service.schema for service in order], "json")
         return [_message("system", system), _message("user", self.text)]
 
     def meta(self, split: str) -> dict[str, Any]:
@@ -608,7 +608,9 @@ def conversations(
 
 
 def _served(scene: Scene, rng: random.Random, split: str) -> tuple[list[Message], dict[str, Any]]:
-    answer = "\n".join(chat.format_call(call["name"], call["arguments"]) for call in scene.calls)
+    answer = "\n".join(
+        tool_calls.format_call(call["name"], call["arguments"]) for call in scene.calls
+    )
     return [*scene.messages(rng), _message("assistant", answer)], scene.meta(split)
 
 
@@ -619,7 +621,7 @@ def _asking(scene: Scene, rng: random.Random, split: str) -> tuple[list[Message]
     question = _question(scene.lacks.about, rng)
     messages = [*scene.messages(rng), _message("assistant", question)]
     if scene.complete and rng.random() < ANSWERED:
-        call = chat.format_call(scene.complete["name"], scene.complete["arguments"])
+        call = tool_calls.format_call(scene.complete["name"], scene.complete["arguments"])
         messages += [_message("user", scene.lacking), _message("assistant", call)]
     return messages, scene.meta(split)
 

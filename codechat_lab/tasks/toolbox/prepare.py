@@ -19,7 +19,7 @@ from codechat.data import sources, splits
 from codechat.data.sources import Ledger
 from codechat.data.splits import SPLITS
 from codechat.tasks.base import row_of
-from codechat.text import chat, tool_functions, tool_lists
+from codechat.text import tool_calls, tool_functions, tool_lists
 from codechat_lab.data import public_rows, synthetic
 from codechat_lab.tasks.preparation import ColumnsConfig, prepare
 from codechat_lab.tasks.toolbox import dialogues, forms, mixes, problems, sampler, turns
@@ -125,7 +125,7 @@ def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
         _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _source_files(cfg, ledgers)
     )
     style = cfg.tools_style
-    if style in chat.DECLINING:
+    if style in tool_lists.DECLINING:
         files = {name: [_declining(row) for row in rows] for name, rows in files.items()}
     if style in ("arguments", "json") and cfg.source == "embedded":
         files = {name: [_listed(row, style) for row in rows] for name, rows in files.items()}
@@ -141,9 +141,9 @@ def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
 
 def _declining(row: Row) -> Row:
     """The row as a described list needs it: an answer that has no function calls
-    `chat.NOTHING`, an entry there."""
+    `tool_lists.NOTHING`, an entry there."""
     turns = [
-        m | {"content": chat.DECLINE} if m["content"] in PHRASES["no_function"] else m
+        m | {"content": tool_calls.DECLINE} if m["content"] in PHRASES["no_function"] else m
         for m in row["messages"]
     ]
     return row | {"messages": turns}
@@ -156,7 +156,7 @@ def _listed(row: Row, style: str) -> Row:
         rest, schemas = tool_lists.split_offer(m["content"]) if m["role"] == "system" else ("", [])
         if schemas:
             own = rest.strip()
-            parts = [own, chat.tools_prompt(schemas, style)]
+            parts = [own, tool_lists.tools_prompt(schemas, style)]
             if not m["content"].startswith(own):  # instructions behind the list stay there
                 parts.reverse()
             m = m | {"content": "\n\n".join(filter(None, parts))}
@@ -243,7 +243,7 @@ def _training_calls(files: Files) -> Iterator[_Call]:
         for message in (
             message for row in rows for message in row["messages"] if message["role"] == "assistant"
         ):
-            for call in chat.parse_calls(message["content"]):
+            for call in tool_calls.parse_calls(message["content"]):
                 if call.arguments is not None:
                     yield _Call(call.name, call.arguments)
 
@@ -387,14 +387,14 @@ def _twin(row: Row, other: Row, tools_style: str) -> Row | None:
     answer that declines. None if the row calls nothing, has more than one request, or the other
     row offers only what it calls."""
     at = public_rows.answer_at(row["messages"])
-    called = {call.name for call in chat.parse_calls(row["messages"][at]["content"])}
+    called = {call.name for call in tool_calls.parse_calls(row["messages"][at]["content"])}
     system, schemas = tool_lists.split_offer(row["messages"][0]["content"])
     _, others = tool_lists.split_offer(other["messages"][0]["content"])
     offered = {schema["name"]: schema for schema in [*schemas, *others]}
     left = [schema for name, schema in offered.items() if name not in called][: len(schemas)]
     if not called or not left or at != 2:
         return None
-    listed = "\n".join(filter(None, (system.strip(), chat.tools_prompt(left, tools_style))))
+    listed = "\n".join(filter(None, (system.strip(), tool_lists.tools_prompt(left, tools_style))))
     messages = [
         sampler.message("system", listed),
         row["messages"][1],

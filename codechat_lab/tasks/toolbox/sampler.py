@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from codechat.tasks.base import Message
-from codechat.text import chat
+from codechat.text import tool_calls, tool_lists
 from codechat_lab.data import synthetic
 from codechat_lab.tasks.toolbox import catalogue, surroundings
 from codechat_lab.tasks.toolbox.catalogue import (
@@ -57,7 +57,7 @@ class Scene:
 
     def system(self, rng: random.Random) -> Message:
         order = rng.sample(self.offered, len(self.offered))
-        return message("system", chat.tools_prompt([tool.schema for tool in order]))
+        return message("system", tool_lists.tools_prompt([tool.schema for tool in order]))
 
     def calls(self) -> list[dict[str, Any]]:
         return [r.tool.written(r.arguments) for r in self.requests]
@@ -81,7 +81,7 @@ def message(role: str, content: str) -> Message:
 
 
 def call_message(call: Mapping[str, Any]) -> Message:
-    return message("assistant", chat.format_call(**call))
+    return message("assistant", tool_calls.format_call(**call))
 
 
 def neutral_system(rng: random.Random) -> str:
@@ -90,9 +90,9 @@ def neutral_system(rng: random.Random) -> str:
 
 
 def tools_system(rng: random.Random, split: str = "train", style: str = "compact") -> str:
-    """A system prompt that offers 1 to 4 tools of the split. style: of `chat.tools_prompt`."""
+    """A system prompt that offers 1 to 4 tools of the split. style: of `tool_lists.tools_prompt`."""
     tools = rng.sample(tools_of(split), rng.randint(1, MAX_TOOLS))
-    return chat.tools_prompt([t.schema for t in tools], style)
+    return tool_lists.tools_prompt([t.schema for t in tools], style)
 
 
 def informally(rng: random.Random, text: str) -> str:

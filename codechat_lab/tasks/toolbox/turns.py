@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from codechat.tasks.base import Message, Problem
-from codechat.text import chat
+from codechat.text import tool_calls
 from codechat_lab.tasks.toolbox import forms, statements
 from codechat_lab.tasks.toolbox.catalogue import PHRASES, draw_others, response, say
 from codechat_lab.tasks.toolbox.mixes import Mix
@@ -77,7 +77,7 @@ class Talk:
         calls = []
         told = []
         for one in self.results:
-            calls.append(chat.format_call(one.call["name"], one.call["arguments"]))
+            calls.append(tool_calls.format_call(one.call["name"], one.call["arguments"]))
             told.append(message("function", one.content))
         return [*self.opening, message("assistant", "\n".join(calls)), *told]
 

@@ -10,7 +10,7 @@ from jsonl import prepare, rows_of, write
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import chat_formats, conversations, row_readers, sources, splits
 from codechat.data.sources import Ledger
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls, tool_lists
 from codechat_lab.data import public_rows
 
 # sets of ../shared/rows -> the function that their rows call
@@ -33,11 +33,11 @@ HERE = Path(__file__).parent
 FORMS = json.loads((HERE / "forms.json").read_text(encoding="utf-8"))
 OPENAI = FORMS["openai"]
 GLAIVE = FORMS["glaive"]
-OFFER = chat.tools_prompt([OPENAI["tools"][0]["function"]])
+OFFER = tool_lists.tools_prompt([OPENAI["tools"][0]["function"]])
 
 
 def called(city: str) -> str:
-    return chat.format_call("get_weather", {"city": city})
+    return tool_calls.format_call("get_weather", {"city": city})
 
 
 EXPECTED = [

@@ -160,7 +160,7 @@ def test_a_cut_shard_is_known_by_its_size(tmp_path):
 def test_windows_are_slices_of_the_stream_with_targets_shifted_by_one(tmp_path):
     write(tmp_path)
     data = stream(tmp_path, "train").tobytes()
-    ids, targets = corpus.WindowLoader(tmp_path, "train", 4, 32).next()
+    ids, targets = corpus.WindowLoader(tmp_path, 4, 32).next()
     assert ids.shape == targets.shape == (4, 32)
     assert ids.dtype == torch.int64
     assert torch.equal(ids[:, 1:], targets[:, :-1])
@@ -170,22 +170,22 @@ def test_windows_are_slices_of_the_stream_with_targets_shifted_by_one(tmp_path):
 
 def test_a_state_belongs_to_its_seed(tmp_path):
     write(tmp_path)
-    state = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).state()
+    state = corpus.WindowLoader(tmp_path, 4, 16, seed=1).state()
     with pytest.raises(DataError, match="--seed 1"):
-        corpus.WindowLoader(tmp_path, "train", 4, 16, seed=2).load_state(state)
+        corpus.WindowLoader(tmp_path, 4, 16, seed=2).load_state(state)
 
 
 def test_a_state_belongs_to_its_corpus(tmp_path):
     write(tmp_path)
-    state = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).state()
+    state = corpus.WindowLoader(tmp_path, 4, 16, seed=1).state()
     corpus_writer.write_corpus([f"{i} other text" for i in range(300)], tmp_path, BYTES)
     with pytest.raises(DataError, match="corpus"):
-        corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).load_state(state)
+        corpus.WindowLoader(tmp_path, 4, 16, seed=1).load_state(state)
 
 
 def test_every_start_is_drawn_about_equally_often(tmp_path):
     corpus_writer.write_corpus(["a" * 40, "b" * 60, "c" * 30], tmp_path, BYTES, shard_tokens=50)
-    loader = corpus.WindowLoader(tmp_path, "train", 1000, 8, seed=5)
+    loader = corpus.WindowLoader(tmp_path, 1000, 8, seed=5)
     starts = sum(max(0, len(shard) - 8) for shard in loader.shards)
     n = 100_000
     draws = corpus._mix(5, np.arange(n, dtype=np.uint64)) % np.uint64(starts)

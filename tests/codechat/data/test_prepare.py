@@ -24,7 +24,7 @@ from codechat.data import conversations, corpus, sources
 from codechat.data.conversations import tools_style
 from codechat.data.sources import Ledger
 from codechat.data.splits import SPLITS
-from codechat.text import chat, tokenizer
+from codechat.text import tokenizer, tool_calls, tool_lists
 from codechat_lab.data import prepared as prepared_files
 from codechat_lab.data import public_rows, synthetic
 from codechat_lab.instruments.behaviour_probes import CELLS, cell_of
@@ -237,7 +237,7 @@ def mixing(tmp_path: Path) -> Path:
     """A file of conversations that call a tool."""
     rows = []
     for n in range(60):
-        call = {"role": "assistant", "content": chat.format_call("mix", {"a": "red"})}
+        call = {"role": "assistant", "content": tool_calls.format_call("mix", {"a": "red"})}
         asked = {"role": "user", "content": f"{n}"}
         rows.append({"messages": [asked, call, {"role": "assistant", "content": f"{n}."}]})
     return write(tmp_path / "mixing.jsonl", rows)
@@ -557,7 +557,7 @@ def twinned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("twins")
     rows = []
     for n in range(60):
-        answer = f"No {n}." if n % 3 == 2 else chat.format_call("mix", {"n": n})
+        answer = f"No {n}." if n % 3 == 2 else tool_calls.format_call("mix", {"n": n})
         turns = [
             {"role": "user", "content": f"request {n}"},
             {"role": "assistant", "content": answer},
@@ -574,7 +574,7 @@ def test_conversations_longer_than_max_chars_are_skipped_and_counted(tmp_path: P
     for size in (10, 20, 3000):
         turns = [
             {"role": "user", "content": "x" * size},
-            {"role": "assistant", "content": chat.format_call("mix", {"n": size})},
+            {"role": "assistant", "content": tool_calls.format_call("mix", {"n": size})},
         ]
         rows.append({"messages": turns, "tools": [tool]})
     source = write(tmp_path / "rows.jsonl", rows)
@@ -593,7 +593,7 @@ def twins(twinned: Path) -> list[Twin]:
         if row["id"].endswith("-twin"):
             system, asked, *_, answer = row["messages"]
             number = int(asked["content"].split()[1])
-            names = chat.offered_names(system["content"])
+            names = tool_lists.offered_names(system["content"])
             found.append(Twin(number, list(names), answer["content"]))
     return found
 
@@ -603,7 +603,7 @@ def test_a_twin_is_offered_no_function_that_its_request_calls(twins: list[Twin])
 
 
 def test_a_twin_is_declined(twins: list[Twin]) -> None:
-    assert {twin.answer for twin in twins} == {chat.DECLINE}
+    assert {twin.answer for twin in twins} == {tool_calls.DECLINE}
 
 
 def test_only_a_request_with_a_call_has_a_twin_and_that_has_some_tool(

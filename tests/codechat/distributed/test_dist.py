@@ -42,7 +42,8 @@ with dist.session() as world:
         checkpoint.save(run.path, 1, model=model, optimizers=[sgd], extra={"rank": rank})
         drawn = torch.rand(1).item()
         again = checkpoint.load("two")
-        checkpoint.restore(again, model, [sgd])
+        checkpoint.restore(again, model)
+        checkpoint.restore_optimizers(again, model, [sgd])
         assert again.extra == {"rank": rank} and torch.rand(1).item() == drawn
     with pytest.raises(RunError, match="is in use"):  # on both ranks
         Run.create("two", {"a": 1}, kind="t")

@@ -204,7 +204,7 @@ def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(
         checkpoint.restore(checkpoint.load(path), GPT(replace(TINY, qk_norm=False)))
     model = GPT(TINY)
     with pytest.raises(CheckpointError, match="no optimizer states.*--init-from"):
-        checkpoint.restore(checkpoint.load(path), model, optim.build(model, lr=1.0))
+        checkpoint.restore_optimizers(checkpoint.load(path), model, optim.build(model, lr=1.0))
 
     # damage
     shard = path / "shards" / "__1_0.distcp"

@@ -34,7 +34,7 @@ from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.toy import COMPLETION_LENGTH, ToyTask
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls, tool_lists
 from codechat_lab.serve.call_grammar import prompt_grammar
 from codechat_lab.tasks.funcall import NAMED
 from codechat_lab.tasks.toolbox import catalogue, forms, problems
@@ -360,12 +360,12 @@ class Calls(ToyTask):
     def prompt(self, problem: Problem) -> list[dict[str, str]]:
         kit = [catalogue.TOOLS[name].schema for name in ("square", "days_between")]
         return [
-            {"role": "system", "content": chat.tools_prompt(kit, "described")},
+            {"role": "system", "content": tool_lists.tools_prompt(kit, "described")},
             *super().prompt(problem),
         ]
 
     def score(self, problem: Problem, completion: str) -> Score:
-        calls = chat.parse_calls(completion)
+        calls = tool_calls.parse_calls(completion)
         right = all(c.form == "object" and c.name in ("square", "days_between") for c in calls)
         return Score(float(right), self.tiers[-1 if right else 0], {}, right)
 
@@ -394,7 +394,8 @@ def test_constrained_calls_are_readable() -> None:
         sampled(Calls(), problems, constrain=constrain) for constrain in (None, prompt_grammar)
     )
     tagged = [
-        sum(chat.CALL_TAG in e["completion"] for e in result.examples) for result in (free, held)
+        sum(tool_calls.CALL_TAG in e["completion"] for e in result.examples)
+        for result in (free, held)
     ]
     assert min(tagged) > 0
     assert free.pass_at[1].value < held.pass_at[1].value == 1.0

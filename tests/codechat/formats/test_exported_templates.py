@@ -19,7 +19,7 @@ from codechat.formats import exported_tokenizer
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
-from codechat.text import chat, tokenizer
+from codechat.text import tokenizer, tool_calls
 from codechat_lab.serve import parsing, protocol
 
 MODEL = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=8192, vocab_size=512))
@@ -189,7 +189,7 @@ TALKS = [
         result("x", "1"),
     ],
     [USER, asks(("x", ' {\n "a" : [ 1 , 2 ] ,\t"b":{ } }\n')), result("x", "1")],
-    [USER, said("assistant", chat.DECLINED), said("user", "Why?")],
+    [USER, said("assistant", tool_calls.DECLINED), said("user", "Why?")],
     [
         USER,
         said("assistant", "None."),

@@ -30,7 +30,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls
 
 pytestmark = pytest.mark.usefixtures("home")
 SPEC = "gpt2:400"
@@ -315,7 +315,7 @@ class Readers(NamedTuple):
         )["input_ids"]
 
 
-LETTERS = sorted({*"".join(AWKWARD), *"".join(chat.TAGS), *'{"name": "f"} well:s7'})
+LETTERS = sorted({*"".join(AWKWARD), *"".join(tool_calls.TAGS), *'{"name": "f"} well:s7'})
 
 
 @pytest.fixture(

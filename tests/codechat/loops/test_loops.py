@@ -46,7 +46,7 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.runs import checkpoint, paths, run
 from codechat.tasks import base, toy
 from codechat.tasks.custom import RowsTask
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_lists
 from codechat.training import preferences, trends
 from codechat.training.rl_settings import TOY_RUN
 from codechat_lab.serve import parsing, protocol, terminal
@@ -629,14 +629,14 @@ def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path, tuned: No
     for name, style in (("first", "described"), ("then", "compact")):
         loaded = loading.load_model(name)
         assert loaded.tools_style == style
-        offer = {"role": "system", "content": chat.tools_prompt([TOOL], style)}
+        offer = {"role": "system", "content": tool_lists.tools_prompt([TOOL], style)}
         request = {"role": "user", "content": "now"}
         ids = parsing.prompt_of([protocol.Message(**request)], [TOOL], loaded)
         assert ids == chat.prompt([offer, request], loaded.tokenizer, loaded.tags)
         task = natural.NaturalTask()
         task.tools_style = style
         asked = task.problems()[0]
-        offered = chat.tools_prompt([TOOLS[n].schema for n in asked.meta["tools"]], style)
+        offered = tool_lists.tools_prompt([TOOLS[n].schema for n in asked.meta["tools"]], style)
         assert task.prompt(asked)[0]["content"] == offered
     first = loading.load_model("first")
     after_rl = [*first.meta["lineage"], {"kind": "grpo"}]
@@ -644,7 +644,7 @@ def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path, tuned: No
     (home / "tools.json").write_text(json.dumps([TOOL]))
     cfg = ToolsConfig(ckpt="first", tools=(str(home / "tools.json"),), run=False)
     opening = terminal.ToolChat(cfg).opening()[0]["content"]
-    assert opening == chat.tools_prompt([TOOL], "described")
+    assert opening == tool_lists.tools_prompt([TOOL], "described")
 
 
 def share_of_a(completion, problem):

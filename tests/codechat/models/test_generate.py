@@ -21,13 +21,13 @@ from codechat.distributed import sharding
 from codechat.models import attention, draws, generate, lora
 from codechat.models.attention import KVCache
 from codechat.models.config import GPTConfig
-from codechat.models.draws import Batch
+from codechat.models.draws import Batch, Truncation
 from codechat.models.fast import decode_graph, device, memory, reader
 from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.fast.shared_prefix import SharedCache
-from codechat.models.generate import Completion, Truncation, sample, stream
+from codechat.models.generate import Completion, sample, stream
 from codechat.models.gpt import GPT
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls
 from codechat_lab.instruments.step_memory import Tape
 from codechat_lab.serve.call_grammar import Rules, call_grammar
 
@@ -818,7 +818,7 @@ def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
     mixed = draw(grammars=[None, grammar, grammar, None])
     assert [mixed[0].ids, mixed[3].ids] == [free[0].ids, free[3].ids]
     for done in mixed[1:3]:
-        call, *_ = chat.parse_calls(chat.completion_text(done.ids, tok))
+        call, *_ = tool_calls.parse_calls(chat.completion_text(done.ids, tok))
         assert (call.name, list(call.arguments), type(call.arguments["x"])) == ("f", ["x"], int)
         assert all(math.isfinite(lp) and lp <= 0 for lp in done.logprobs)
     streamed = stream(

@@ -11,17 +11,17 @@ import torch
 from random_models import perturbed
 from test_rollout import assert_close, packed_gradient, plain_gradient
 
-from codechat.models import generate
+from codechat.models import draws, generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import advantages, rollout
 from codechat.rl.episodes import Turn
 from codechat.tasks.base import Environment, Message, Problem, Score
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls
 
 BYTES = tokenizer.load("bytes")
 TAG = BYTES.n_vocab
-END = TAG + chat.TAGS.index("<|end|>")
+END = TAG + tool_calls.TAGS.index("<|end|>")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def closing_answers() -> Iterator[None]:
 
     def draw(
         logits: torch.Tensor,
-        how: generate.Truncation,
+        how: draws.Truncation,
         u: torch.Tensor,
         width: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

@@ -9,9 +9,8 @@ import torch
 
 from codechat.rl import losses, preference_losses
 from codechat.rl.advantages import estimate_gae, group_advantages, zero_variance
+from codechat.rl.kinds import Aggregation, KLKind
 from codechat.rl.losses import (
-    Aggregation,
-    KLKind,
     kl_estimate,
     masked_sum,
     policy_gradient_loss,

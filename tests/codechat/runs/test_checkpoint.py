@@ -74,7 +74,8 @@ def test_resuming_is_bitwise_and_samples_the_same_numbers(run: Run) -> None:
     again = tiny()
     other = adamw(again)
     ckpt = checkpoint.load("r")
-    checkpoint.restore(ckpt, again, [other])
+    checkpoint.restore(ckpt, again)
+    checkpoint.restore_optimizers(ckpt, again, [other])
     assert learn(again, other, 5) == expected
     assert all(
         torch.equal(a, b)
@@ -340,19 +341,21 @@ def test_another_architecture_is_an_error_with_both(learned: nn.Module) -> None:
 
 def test_another_number_of_optimizers_is_an_error_with_both(learned: nn.Module) -> None:
     with pytest.raises(CheckpointError, match="1 optimizer.*2.*--optimizer"):
-        checkpoint.restore(checkpoint.load("r"), learned, [adamw(learned), adamw(learned)])
+        checkpoint.restore_optimizers(
+            checkpoint.load("r"), learned, [adamw(learned), adamw(learned)]
+        )
 
 
 def test_a_run_that_is_over_has_no_states_to_go_on_with(run: Run) -> None:
     save(run, 1, tiny())
     with pytest.raises(CheckpointError, match="its run is over.*--init-from"):
-        checkpoint.restore(checkpoint.load("r"), tiny(), [adamw(tiny())])
+        checkpoint.restore_optimizers(checkpoint.load("r"), tiny(), [adamw(tiny())])
 
 
 def test_an_optimizer_of_other_parameters_is_an_error(learned: nn.Module) -> None:
     other = torch.optim.AdamW([learned[0].weight])
     with pytest.raises(CheckpointError, match="AdamW"):
-        checkpoint.restore(checkpoint.load("r"), learned, [other])
+        checkpoint.restore_optimizers(checkpoint.load("r"), learned, [other])
 
 
 def flip(path: Path) -> None:

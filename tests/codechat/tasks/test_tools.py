@@ -10,7 +10,7 @@ import pytest
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.tasks.tools import ToolsTask, answers
-from codechat.text import chat
+from codechat.text import chat, tool_calls
 from codechat.training.rl_settings import RLSettings
 
 SHOP = '''
@@ -57,7 +57,7 @@ SEND = {
 
 
 def call(name: str, **arguments: Any) -> str:
-    return chat.format_call(name, arguments)
+    return tool_calls.format_call(name, arguments)
 
 
 def made(folder: Path, *rows: dict[str, Any], more: str = "", trust: bool = True) -> ToolsTask:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.text import chat, tokenizer
-from codechat.text.chat import MODES, TAGS
+from codechat.text import chat, tokenizer, tool_calls
+from codechat.text.chat import MODES
 from codechat.text.tokenizer import Tokenizer
+from codechat.text.tool_calls import TAGS
 
 SPECS = ("gpt2", "python:4096", "bytes")
 TALK = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["talk"]
@@ -204,9 +205,9 @@ def test_a_call_of_an_assistant_is_allowed_in_text_mode() -> None:
 def test_a_call_about_tags_is_read_back(mode: str) -> None:
     tok = tokenizer.load("gpt2")
     arguments = {"text": "".join(TAGS), "<|end|>": ["<|user|>"]}
-    ids = chat.completion_ids(chat.format_call("count", arguments), tok, mode)
+    ids = chat.completion_ids(tool_calls.format_call("count", arguments), tok, mode)
     text = chat.completion_text(ids, tok, mode)
-    assert chat.parse_calls(text) == [chat.Call("count", arguments, "object")]
+    assert tool_calls.parse_calls(text) == [tool_calls.Call("count", arguments, "object")]
 
 
 ASSISTANT = {"role": "assistant", "content": "yes"}

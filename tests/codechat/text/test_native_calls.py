@@ -212,8 +212,9 @@ def test_a_number_that_json_does_not_hold_stays_text(value: str) -> None:
     assert call.arguments == {"a": value}
 
 
-def test_reasoning_before_the_answer_is_prose_whatever_it_holds() -> None:
-    thought = f"<think>\nmaybe {JSON_F}\n</think>"
+@pytest.mark.parametrize("tag", ["think", "scratch_pad"])
+def test_reasoning_before_the_answer_is_prose_whatever_it_holds(tag: str) -> None:
+    thought = f"<{tag}>\nmaybe {JSON_F}\n</{tag}>"
     assert read(f"{thought}\n\nNo.").calls == []
     assert [call.name for call in read(f"{thought}\n\n{JSON_G}").calls] == ["g"]
 

@@ -9,7 +9,7 @@ import pytest
 from imported import both, talk
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.text import chat, native_template, tokenizer, tokenizer_files, tool_lists
+from codechat.text import chat, native_template, tokenizer, tokenizer_files, tool_calls, tool_lists
 from codechat.text.chat_template import ChatTemplate
 from codechat.text.tokenizer import ImportedTokenizer
 
@@ -73,8 +73,8 @@ def conversation(*answers: str, result: str = '{"t": 3}') -> list[dict[str, str]
     for answer in answers:
         messages += talk(answer, roles="a")
         messages += (
-            talk(*[result] * len(chat.parse_calls(answer)), roles="f")
-            if chat.parse_calls(answer)
+            talk(*[result] * len(tool_calls.parse_calls(answer)), roles="f")
+            if tool_calls.parse_calls(answer)
             else []
         )
     return messages
@@ -374,8 +374,8 @@ def test_a_text_that_the_template_drops_is_refused() -> None:
 
 def test_an_answer_that_declines_is_written_in_words() -> None:
     tok = ours("hermes")
-    ids = chat.completion_ids(chat.DECLINE, tok, "native")
-    assert chat.completion_text(ids, tok, "native") == chat.DECLINED
+    ids = chat.completion_ids(tool_calls.DECLINE, tok, "native")
+    assert chat.completion_text(ids, tok, "native") == tool_calls.DECLINED
 
 
 def test_a_template_that_takes_json_as_text_writes_json() -> None:

@@ -14,13 +14,21 @@ import pytest
 from jsonl import rows_of
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.text import chat
-from codechat.text.chat import Call, format_call, parse_calls, read_call, tools_prompt
-from codechat.text.tool_calls import FORMS, READABLE, answer_text, as_openai
-from codechat.text.tool_lists import split_offer
+from codechat.text import tool_calls, tool_lists
+from codechat.text.tool_calls import (
+    READABLE,
+    Call,
+    answer_text,
+    as_openai,
+    format_call,
+    parse_calls,
+    read_call,
+)
+from codechat.text.tool_lists import split_offer, tools_prompt
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 TAG = "<functioncall> "
+FORMS = {*READABLE, "bad_arguments", "no_name", "bad_json"}
 # {"text" behind the tag, "name", "arguments", "form"}
 READ = rows_of(Path(__file__).with_name("calls.jsonl"))
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))
@@ -37,7 +45,7 @@ AROUND = pytest.mark.parametrize(
 
 
 def test_every_form_has_a_case() -> None:
-    assert {row["form"] for row in READ} == set(FORMS)
+    assert {row["form"] for row in READ} == FORMS
 
 
 def test_a_readable_form_has_a_name_and_arguments() -> None:
@@ -185,7 +193,7 @@ def random_json(draw: random.Random, depth: int = 0) -> Any:
         pieces = [
             *"\"'\\{}[],:\n\x00\u2028é🎉 abcdef",
             "end",
-            *chat.TAGS,
+            *tool_calls.TAGS,
             "<|endoftext|>",
             "\\u003c",
         ]
@@ -337,7 +345,7 @@ BARE = {"name": "now", "description": "", "parameters": {}}
 
 
 OFFERED = [*(tool.schema for tool in TOOLS.values()), WEATHER]
-EVERY_STYLE = pytest.mark.parametrize("style", chat.STYLES)
+EVERY_STYLE = pytest.mark.parametrize("style", tool_lists.STYLES)
 
 
 def listed(style: str) -> str:
@@ -349,13 +357,13 @@ def listed(style: str) -> str:
 def test_the_offered_names_are_read_back_from_the_list(style: str) -> None:
     text = listed(style)
     names = [tool["name"] for tool in OFFERED]
-    assert [tool["name"] for tool in chat.offered_schemas(text)] == names
-    assert chat.offered_names(text) == set(names)
+    assert [tool["name"] for tool in tool_lists.offered_schemas(text)] == names
+    assert tool_lists.offered_names(text) == set(names)
 
 
 @EVERY_STYLE
 def test_the_offered_arguments_are_read_back_from_the_list(style: str) -> None:
-    for got, tool in zip(chat.offered_schemas(listed(style)), OFFERED, strict=True):
+    for got, tool in zip(tool_lists.offered_schemas(listed(style)), OFFERED, strict=True):
         found = got["parameters"]
         expected = tool["parameters"]
         assert list(found["properties"]) == list(expected["properties"])
@@ -364,7 +372,7 @@ def test_the_offered_arguments_are_read_back_from_the_list(style: str) -> None:
 
 @EVERY_STYLE
 def test_the_offered_types_are_read_back_from_the_list(style: str) -> None:
-    for got, tool in zip(chat.offered_schemas(listed(style)), OFFERED, strict=True):
+    for got, tool in zip(tool_lists.offered_schemas(listed(style)), OFFERED, strict=True):
         for name, schema in tool["parameters"]["properties"].items():
             found = got["parameters"]["properties"][name]
             if "enum" in schema:
@@ -388,12 +396,12 @@ def test_what_stands_around_the_list_stays(style: str) -> None:
 
 def test_a_list_in_json_gives_the_schemas_whole() -> None:
     text = listed("json")
-    assert chat.offered_schemas(text) == OFFERED
+    assert tool_lists.offered_schemas(text) == OFFERED
     assert text.splitlines()[1].startswith("You are a helpful assistant with access to")
 
 
 def test_a_text_without_a_list_offers_nothing() -> None:
-    assert chat.offered_schemas("You are a helpful assistant.") == []
+    assert tool_lists.offered_schemas("You are a helpful assistant.") == []
 
 
 @EVERY_STYLE
@@ -427,46 +435,53 @@ def test_the_described_style_puts_the_signature_last_and_offers_none() -> None:
         "Rate (in %): a - b, g(x): f(x?: any)",
         "Nothing fits: none()",
     ]
-    assert chat.offered_names(text) == {"get_weather", "now", "f"}
+    assert tool_lists.offered_names(text) == {"get_weather", "now", "f"}
 
 
 def test_types_and_choices_of_a_list_are_read_back() -> None:
     texts = {"who": {"type": "list(str)"}, "n": {"enum": [1, 2, "1"]}}
     text = tools_prompt([tricky(texts), WEATHER], "described")
     assert text.splitlines()[1].endswith(': f(who?: string[], n?: 1|2|"1")')
-    assert chat.offered_names(text) == {"f", "get_weather"}
-    assert tools_prompt(chat.offered_schemas(text), "described") == text
+    assert tool_lists.offered_names(text) == {"f", "get_weather"}
+    assert tools_prompt(tool_lists.offered_schemas(text), "described") == text
 
 
 def test_a_list_within_a_message_becomes_described() -> None:
     within = f"Be short.\n{tools_prompt([WEATHER])}\n\nToday is - Monday."
     described = f"Be short.\n{tools_prompt([WEATHER], 'described')}\n\nToday is - Monday."
-    assert chat.described(within) == described
+    assert tool_lists.described(within) == described
 
 
 @pytest.mark.parametrize("text", ["f(x) - y", tools_prompt([WEATHER, BARE], "described")])
 def test_a_text_without_a_compact_list_stays_as_it_is(text: str) -> None:
-    assert chat.described(text) == text
+    assert tool_lists.described(text) == text
 
 
 def test_calling_none_is_no_call_and_reads_as_words() -> None:
-    assert chat.parse_calls(chat.DECLINE) == []
-    assert chat.in_words(chat.DECLINE) == chat.DECLINED
+    assert tool_calls.parse_calls(tool_calls.DECLINE) == []
+    assert tool_calls.in_words(tool_calls.DECLINE) == tool_calls.DECLINED
 
 
-NOW = chat.format_call("now", {})
+NOW = tool_calls.format_call("now", {})
 
 
 def test_a_call_beside_none_is_a_call() -> None:
-    assert [call.name for call in chat.parse_calls(f"{chat.DECLINE} {NOW}")] == ["now"]
+    assert [call.name for call in tool_calls.parse_calls(f"{tool_calls.DECLINE} {NOW}")] == ["now"]
 
 
 @pytest.mark.parametrize(
     "text",
-    [NOW, f"{NOW} {chat.DECLINE}", "", "none", f"{chat.CALL_TAG} none", f"{chat.DECLINE} {NOW}"],
+    [
+        NOW,
+        f"{NOW} {tool_calls.DECLINE}",
+        "",
+        "none",
+        f"{tool_calls.CALL_TAG} none",
+        f"{tool_calls.DECLINE} {NOW}",
+    ],
 )
 def test_any_other_text_than_none_alone_stays_as_it_is(text: str) -> None:
-    assert chat.in_words(text) == text
+    assert tool_calls.in_words(text) == text
 
 
 CIRCULAR: dict[str, Any] = {}

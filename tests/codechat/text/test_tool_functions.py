@@ -12,7 +12,7 @@ import pytest
 
 from codechat.core.errors import DataError
 from codechat.tasks.tools import settled
-from codechat.text import chat
+from codechat.text import tool_calls
 from codechat.text.tool_functions import Toolkit, read_tools, tools_of
 from codechat.text.tool_worlds import World
 
@@ -45,7 +45,7 @@ def takes(hint: Any, given: Any) -> Any:
 
     show.__annotations__["x"] = hint
     kit = Toolkit({"show": tools_of([show])["show"].schema}, World({"show": show}))
-    (call,) = chat.parse_calls(chat.format_call("show", {"x": given}))
+    (call,) = tool_calls.parse_calls(tool_calls.format_call("show", {"x": given}))
     return json.loads(kit.open().respond(call)).get("result", "refused")
 
 
@@ -233,14 +233,14 @@ def test_a_function_with_a_cache_is_offered(tmp_path: Path) -> None:
         "import functools\n@functools.cache\ndef half(x: float) -> str:\n    return repr(x / 2)\n"
     )
     kit = read_tools([str(file)], trust=True)
-    (call,) = chat.parse_calls(chat.format_call("half", {"x": 4}))
+    (call,) = tool_calls.parse_calls(tool_calls.format_call("half", {"x": 4}))
     assert json.loads(kit.open().respond(call)) == {"result": "2.0"}
 
 
 def test_a_result_that_is_only_an_address_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("def f() -> object:\n    return (x for x in [1])\n")
-    (call,) = chat.parse_calls(chat.format_call("f", {}))
+    (call,) = tool_calls.parse_calls(tool_calls.format_call("f", {}))
     said = json.loads(read_tools([str(file)], trust=True).open().respond(call))
     assert "a result of type generator; return" in said["error"]
 
@@ -258,7 +258,7 @@ def test_none_is_left_out_where_a_schema_of_ones_own_takes_none() -> None:
         "definitions": {"Unit": {"enum": ["kg"]}},
     }
     kit = Toolkit({"show": {"name": "show", "parameters": parameters}}, World({"show": show}))
-    (call,) = chat.parse_calls(chat.format_call("show", {"x": None, "y": None}))
+    (call,) = tool_calls.parse_calls(tool_calls.format_call("show", {"x": None, "y": None}))
     assert json.loads(kit.open().respond(call)) == {"result": [1, None]}
     assert settled({"y": "kg"}, parameters, parameters) == {"y": "kg"}
 
@@ -285,7 +285,7 @@ def test_a_field_that_a_class_does_not_have_is_named() -> None:
 
     kit = Toolkit({"show": tools_of([show])["show"].schema}, World({"show": show}))
     given = {"name": "tea", "sizes": [], "colour": "red"}
-    (call,) = chat.parse_calls(chat.format_call("show", {"x": given}))
+    (call,) = tool_calls.parse_calls(tool_calls.format_call("show", {"x": given}))
     said = json.loads(kit.open().respond(call))
     assert said == {"error": "TypeError: Item has no 'colour'; it has name, sizes, count"}
 
@@ -337,7 +337,7 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_a_json_file(tmp_path
         ("count", {"by": 2}, 2),
         ("count", {"by": 2}, 4),
     ):
-        (call,) = chat.parse_calls(chat.format_call(name, arguments))
+        (call,) = tool_calls.parse_calls(tool_calls.format_call(name, arguments))
         assert json.loads(bench.respond(call)) == {"result": result}
     with pytest.raises(DataError, match="parameter city .*json"):
         read_tools([str(file)], trust=True)

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from codechat.text import chat
+from codechat.text import tool_lists
 from codechat.text.tool_calls import as_openai
 from codechat.text.tool_lists import (
     NOTHING_FITS,
@@ -265,7 +265,7 @@ def test_released_models_find_the_text_that_they_were_trained_on() -> None:
     offered = [tool.schema for tool in TOOLS.values()]
     digests = {
         style: hashlib.sha256(tools_prompt(offered, style).encode()).hexdigest()[:16]
-        for style in chat.STYLES
+        for style in tool_lists.STYLES
     }
     assert digests == DIGESTS
     assert described(tools_prompt(offered)) == tools_prompt(offered, "described")
@@ -427,7 +427,7 @@ def test_a_line_end_in_a_value_does_not_hide_the_next_tool() -> None:
         "properties": {"delimiter": {"type": "string", "enum": ["\n\n", "\n", ","]}},
     }
     tools = [{"name": "split_text", "parameters": split}, {"name": "get_weather", "parameters": {}}]
-    for style in chat.STYLES:
+    for style in tool_lists.STYLES:
         assert offered_names(tools_prompt(tools, style)) == {"split_text", "get_weather"}
 
 

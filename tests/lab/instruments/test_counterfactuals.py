@@ -11,20 +11,20 @@ from contracts import write_rows
 
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, row_of
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls, tool_lists
 from codechat_lab.tasks.toolbox import catalogue, problems
 
 RNG = random.Random(0)
 
 
 def problem(name: str, arguments: dict, request: str, others: tuple[str, ...] = ()) -> Problem:
-    system = chat.tools_prompt([catalogue.TOOLS[t].schema for t in (*others, name)])
+    system = tool_lists.tools_prompt([catalogue.TOOLS[t].schema for t in (*others, name)])
     messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
     return Problem("p", messages, {"name": name, "arguments": arguments}, "test")
 
 
 def call(name: str, **arguments: object) -> str:
-    return chat.format_call(name, arguments)
+    return tool_calls.format_call(name, arguments)
 
 
 ADD = problem("add", {"a": 12, "b": 7}, "Add 12 and 7.", ("to_morse",))

@@ -14,7 +14,7 @@ from codechat.core import config, registry
 from codechat.core.registry import COMMANDS
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
-from codechat.text import chat
+from codechat.text import tool_calls
 from codechat_lab.instruments import contamination, natural
 from codechat_lab.instruments.contamination import request
 from codechat_lab.launch.recipes import RECIPES
@@ -80,10 +80,10 @@ def answers_to(problem: Problem) -> dict[str, str]:
     changed = value + 1 if isinstance(value, (int, float)) else value + value
     return {
         TASK.gold(problem): "right",
-        chat.format_call(name, arguments | {key: changed}): "right tool",
-        chat.format_call(other, arguments): "calls another offered tool",
-        chat.format_call("no_such_tool", arguments): "calls a name that was not offered",
-        chat.CALL_TAG + " {": "unreadable call",
+        tool_calls.format_call(name, arguments | {key: changed}): "right tool",
+        tool_calls.format_call(other, arguments): "calls another offered tool",
+        tool_calls.format_call("no_such_tool", arguments): "calls a name that was not offered",
+        tool_calls.CALL_TAG + " {": "unreadable call",
         "I have no function for that.": "no call",
     }
 
@@ -98,10 +98,10 @@ def test_only_the_expected_call_is_right() -> None:
 
 def test_only_silence_is_right_where_no_tool_fits() -> None:
     for problem in of_kind("unfitting"):
-        call = chat.format_call(problem.meta["tools"][0], {})
+        call = tool_calls.format_call(problem.meta["tools"][0], {})
         assert said(problem, "I cannot do that.") == ("declined", True)
         assert said(problem, call) == ("calls another offered tool", False)
-        assert said(problem, chat.CALL_TAG + " x") == ("unreadable call", False)
+        assert said(problem, tool_calls.CALL_TAG + " x") == ("unreadable call", False)
 
 
 def tiers_of(change: Callable[[str, str, str], str]) -> list[str]:

@@ -19,7 +19,7 @@ from codechat.rl import rollout
 from codechat.rl.advantages import group_advantages
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls
 from codechat_lab.instruments import reward_starts
 from codechat_lab.tasks.funcall import score_call
 
@@ -32,7 +32,7 @@ CALLS = {
     "wrong_name": GOLD | {"name": "sub"},
 }
 TEXTS = {
-    name: chat.format_call(call["name"], call["arguments"]) for name, call in CALLS.items()
+    name: tool_calls.format_call(call["name"], call["arguments"]) for name, call in CALLS.items()
 } | {"bad_json": "<functioncall> {oh", "no_tag": "No."}
 
 

@@ -6,7 +6,7 @@ import torch
 
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls, tool_lists
 from codechat.text.tool_functions import read_tools
 from codechat_lab.serve import conversations
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
@@ -25,7 +25,7 @@ CODE = "def f(x):\n    return x < 1 or x > 2  # <| end 日本 🎉"
 
 
 def call(name: str, **arguments: object) -> str:
-    return chat.format_call(name, arguments)
+    return tool_calls.format_call(name, arguments)
 
 
 CALL = call("square", x=12)
@@ -43,8 +43,8 @@ def lessons() -> list[list[dict[str, str]]]:
     own = list(read_tools([str(EXAMPLE)]).schemas.values())
     systems = (
         conversations.NEUTRAL,
-        chat.tools_prompt([SQUARE], "compact"),
-        chat.tools_prompt(own, "compact"),
+        tool_lists.tools_prompt([SQUARE], "compact"),
+        tool_lists.tools_prompt(own, "compact"),
     )
     helpful, square, mine = ({"role": "system", "content": text} for text in systems)
     heavy = (

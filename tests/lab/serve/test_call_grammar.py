@@ -12,7 +12,7 @@ import pytest
 from jsonl import rows_of
 
 from codechat.core.errors import ConfigError
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls, tool_lists
 from codechat.text.tool_schemas import tool_schema
 from codechat_lab.serve.call_grammar import (
     CallGrammar,
@@ -81,16 +81,16 @@ def wandered(
     rng: np.random.Generator,
     tok: tokenizer.Tokenizer,
     tags: str = "reserved",
-) -> chat.Call:
+) -> tool_calls.Call:
     """The call of a completion whose every token is drawn among the allowed ones."""
     ids, _ = wander(grammar, room, rng)
-    return chat.parse_calls(chat.completion_text(ids, tok, tags))[0]
+    return tool_calls.parse_calls(chat.completion_text(ids, tok, tags))[0]
 
 
 class Drawn(NamedTuple):
     """A call, and the schema of its function's arguments."""
 
-    call: chat.Call
+    call: tool_calls.Call
     parameters: dict[str, Any]
 
 
@@ -229,12 +229,12 @@ def test_calls_pass_as_they_are_trained_even_where_little_room_is_left(
 ) -> None:
     tok = tokenizer.load(spec)
     for name, arguments in CASES["samples"].items():
-        ids = chat.completion_ids(chat.format_call(name, arguments), tok, tags)
+        ids = chat.completion_ids(tool_calls.format_call(name, arguments), tok, tags)
         grammar = CallGrammar(tok, tags, [TOOLS[name].schema])
         assert assert_passes(grammar, ids, tok, room=None).ended
 
 
-ODD_CALL = chat.format_call("odd", {"unit": "ü", "list": [1, -2], "free": {"a": 1}})
+ODD_CALL = tool_calls.format_call("odd", {"unit": "ü", "list": [1, -2], "free": {"a": 1}})
 
 
 @pytest.mark.parametrize("tags", chat.MODES)
@@ -272,7 +272,9 @@ def test_what_is_no_call_of_the_offered_is_not_allowed(text: str, why: str) -> N
 @pytest.mark.parametrize("one_call", [False, True])
 def test_a_second_call_is_allowed_but_where_there_may_be_one_alone(one_call: bool) -> None:
     tok = tokenizer.load("gpt2:4096")
-    ids = chat.completion_ids(chat.format_call("square", {"x": 12}), tok)[:-2]  # without the end
+    ids = chat.completion_ids(tool_calls.format_call("square", {"x": 12}), tok)[
+        :-2
+    ]  # without the end
     state = CallGrammar(tok, "reserved", OFFERED, Rules(one_call=one_call)).begin()
     for token in ids:
         state.take(token, 200)
@@ -285,7 +287,7 @@ def accepts(
     tok: tokenizer.Tokenizer,
     name: str = "f",
 ) -> bool:
-    ids = chat.completion_ids(chat.format_call(name, arguments), tok)
+    ids = chat.completion_ids(tool_calls.format_call(name, arguments), tok)
     return grammar.begin().matcher.validate_tokens(ids) >= len(ids) - 1  # but for the line end
 
 
@@ -449,7 +451,7 @@ DEGREES = {
 }
 
 
-@pytest.mark.parametrize("style", chat.STYLES)
+@pytest.mark.parametrize("style", tool_lists.STYLES)
 @pytest.mark.parametrize(
     "arguments, right",
     [
@@ -463,7 +465,7 @@ DEGREES = {
 def test_the_list_of_a_prompt_constrains_as_its_schemas_do(
     arguments: dict[str, Any], right: bool, style: str
 ) -> None:
-    prompt = [{"role": "system", "content": chat.tools_prompt([DEGREES], style)}]
+    prompt = [{"role": "system", "content": tool_lists.tools_prompt([DEGREES], style)}]
     grammar = prompt_grammar(prompt, BYTES, "reserved")
     assert grammar is not None
     assert accepts(grammar, arguments, BYTES) == right

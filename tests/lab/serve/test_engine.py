@@ -18,8 +18,8 @@ from codechat.core.errors import RunError
 from codechat.distributed import sharding
 from codechat.models import generate
 from codechat.models.config import GPTConfig
+from codechat.models.draws import Truncation, row_key
 from codechat.models.fast import device
-from codechat.models.generate import Truncation, row_key
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import tokenizer

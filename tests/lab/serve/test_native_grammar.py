@@ -10,7 +10,7 @@ import pytest
 from imported import both
 
 from codechat.core.errors import ConfigError
-from codechat.text import chat, native_calls
+from codechat.text import chat, native_calls, tool_calls
 from codechat.text.native_template import native_template_of
 from codechat_lab.serve.call_grammar import Rules, call_grammar
 
@@ -99,8 +99,8 @@ def test_a_required_call_is_one_of_the_offered_functions(name: str, seed: int) -
 
 
 CITY = {"city": "Oslo", "unit": "c"}
-ONE = f"{chat.CALL_TAG} {json.dumps({'name': 'get_weather', 'arguments': CITY})}"
-TWO = f"{ONE}\n{chat.CALL_TAG} {json.dumps({'name': 'now', 'arguments': {}})}"
+ONE = f"{tool_calls.CALL_TAG} {json.dumps({'name': 'get_weather', 'arguments': CITY})}"
+TWO = f"{ONE}\n{tool_calls.CALL_TAG} {json.dumps({'name': 'now', 'arguments': {}})}"
 FORMS = [(name, TWO) for name in ("hermes", "list", "thought", *VARIANTS)]
 
 

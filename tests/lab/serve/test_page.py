@@ -11,7 +11,7 @@ from browser import Browser
 from server import Running, Serving
 from taught import ANSWER, CODE, EXAMPLE, REQUEST, TOK, WORDS
 
-from codechat.text import chat
+from codechat.text import chat, tool_calls
 
 pytestmark = pytest.mark.slow
 SETTLED = "running === null && messages.length > 1"
@@ -280,7 +280,7 @@ def test_an_answer_without_a_tool_says_so(page: Browser) -> None:
 
 def test_a_call_of_a_function_that_was_not_offered_is_a_failed_card(page: Browser) -> None:
     page.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = false)")
-    stray = chat.format_call("get_weather", {"city": "Beijing"})
+    stray = tool_calls.format_call("get_weather", {"city": "Beijing"})
     replace_answers(page, [{"content": stray}])
     tell(page, "What is the weather in Beijing?")
     page.until(SETTLED)
@@ -386,7 +386,7 @@ def replace_answers(page: Browser, answers: list[dict[str, Any]]) -> None:
 
 def test_an_unreadable_calls_error_is_fed_back_once_and_a_repeated_call_ends(page: Browser) -> None:
     """The server's answers are replaced: what counts is when the page asks again."""
-    unreadable = f'{chat.CALL_TAG} {{"name": "square", "arg'
+    unreadable = f'{tool_calls.CALL_TAG} {{"name": "square", "arg'
     one = {"id": "c", "type": "function", "function": {"name": "square", "arguments": '{"x": 12}'}}
     wrong = {"content": unreadable}
     right = {"tool_calls": [one]}

@@ -17,7 +17,7 @@ from codechat.data import chat_formats
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls
 from codechat.text.tool_calls import as_openai
 from codechat_lab.serve import parsing, protocol, responses
 from codechat_lab.serve.app import error_response, json_response
@@ -98,7 +98,11 @@ def test_parts_of_a_content_are_lines_here_and_in_training() -> None:
 
 def test_what_a_model_wrote_comes_back_as_the_ids_that_it_wrote() -> None:
     written = "\n".join(
-        ["Both.", chat.format_call("f", {"x": "Rome"}), chat.format_call("f", {"x": "Oslo"})]
+        [
+            "Both.",
+            tool_calls.format_call("f", {"x": "Rome"}),
+            tool_calls.format_call("f", {"x": "Oslo"}),
+        ]
     )
     (choice,) = body(chat.completion_ids(written, TOK), calls=True)["choices"]
     said = choice["message"]
@@ -140,9 +144,13 @@ def test_every_call_has_one_result_by_its_id_here_and_in_training(
 
 def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
     two = "\n".join(
-        ["Both.", chat.format_call("f", {"x": "Rome"}), chat.format_call("f", {"x": "\ud83d"})]
+        [
+            "Both.",
+            tool_calls.format_call("f", {"x": "Rome"}),
+            tool_calls.format_call("f", {"x": "\ud83d"}),
+        ]
     )
-    unread = f'{chat.CALL_TAG} {{"name": "f", "arg'
+    unread = f'{tool_calls.CALL_TAG} {{"name": "f", "arg'
     told = [{"role": "function", "content": "1"}, {"role": "function", "content": "2"}]
     for messages in (
         [USER, {"role": "assistant", "content": two}, *told],
@@ -202,7 +210,7 @@ def test_a_begun_ending_and_half_a_character_are_not_stable(text: str, stable: s
 
 def test_an_unreadable_later_call_leaves_the_readable_first_one() -> None:
     detokenizer = Detokenizer(TOK, "reserved", calls=True)
-    bad = f'{chat.CALL_TAG} {{"name": "square", "arg'
+    bad = f'{tool_calls.CALL_TAG} {{"name": "square", "arg'
     found = detokenizer.split(chat.completion_ids(f"Well. {CALL}{bad}{CALL}", TOK))
     assert found == ("Well. ", [("square", {"x": 12})])
     assert detokenizer.split(chat.completion_ids(bad + CALL, TOK)) == (bad + CALL, [])
@@ -218,11 +226,11 @@ def test_an_unreadable_later_call_leaves_the_readable_first_one() -> None:
         (f"Both.\n{CALL}\n{CALL}", "Both.\n", 2),
         (f"{CALL}\n", "", 1),
         (
-            f'{CALL} then\n{chat.CALL_TAG} {{"name": "sq',
+            f'{CALL} then\n{tool_calls.CALL_TAG} {{"name": "sq',
             "then",
             1,
         ),  # the unreadable call is left out
-        (f'{chat.CALL_TAG} [{{"name": "f"}}, {{"name": "g"}}] all', "all", 2),
+        (f'{tool_calls.CALL_TAG} [{{"name": "f"}}, {{"name": "g"}}] all', "all", 2),
     ],
 )
 def test_text_after_a_call_is_content(written: str, content: str, n_calls: int) -> None:
@@ -238,8 +246,8 @@ def test_text_after_a_call_is_content(written: str, content: str, n_calls: int) 
 @pytest.mark.parametrize("calls", [False, True])
 def test_declining_by_a_call_is_read_as_words_however_it_grows(calls: bool) -> None:
     detokenizer = Detokenizer(TOK, "reserved", calls=calls)
-    ids = chat.completion_ids(chat.DECLINE, TOK)
-    assert detokenizer.split(ids) == (chat.DECLINED, [])
+    ids = chat.completion_ids(tool_calls.DECLINE, TOK)
+    assert detokenizer.split(ids) == (tool_calls.DECLINED, [])
     assert {detokenizer.growing(ids[:n]) for n in range(len(ids) + 1)} == {""}
     assert detokenizer.growing(chat.completion_ids(CALL, TOK)) == ("" if calls else CALL)
 
@@ -251,7 +259,7 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
     def passes(choice: str) -> bool:
         body = ChatRequest(model="x", messages=[USER], tools=[strict], tool_choice=choice)
         state = parsing.tools_of(body, Declining())[1].begin()
-        ids = chat.completion_ids(chat.DECLINE, TOK)
+        ids = chat.completion_ids(tool_calls.DECLINE, TOK)
         return all(
             state.mask(200) is not None and state.mask(200)[i] and state.take(i, 99) == i
             for i in ids
@@ -260,8 +268,8 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
     strict = {"type": "function", "function": {**SQUARE, "strict": True}}
     assert passes("auto")
     assert not passes("required")
-    declined = [USER, {"role": "assistant", "content": chat.DECLINED}, USER]
-    assert chat.DECLINE in chat.decode(prompted(declined, [SQUARE], Declining()), TOK)
+    declined = [USER, {"role": "assistant", "content": tool_calls.DECLINED}, USER]
+    assert tool_calls.DECLINE in chat.decode(prompted(declined, [SQUARE], Declining()), TOK)
 
 
 def test_a_character_that_the_alphabet_lacks_is_an_error_of_the_request(tmp_path: Path) -> None:
@@ -290,9 +298,9 @@ def body(*completions: list[int], **how: Any) -> dict[str, Any]:
 
 def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     """One half of a character, which UTF-8 cannot hold: json can, escaped."""
-    odd = f'{chat.CALL_TAG} {{"name": "f", "arguments": {{"x": "a\\ud83d", "\\ude00": [1]}}}}'
-    fine = chat.format_call("f", {"x": "日本 🎉"})
-    named = f'{chat.CALL_TAG} {{"name": "\\ud83d", "arguments": {{}}}}'
+    odd = f'{tool_calls.CALL_TAG} {{"name": "f", "arguments": {{"x": "a\\ud83d", "\\ude00": [1]}}}}'
+    fine = tool_calls.format_call("f", {"x": "日本 🎉"})
+    named = f'{tool_calls.CALL_TAG} {{"name": "\\ud83d", "arguments": {{}}}}'
     answer = json_response(
         body(*(chat.completion_ids(text, TOK) for text in (odd, fine, named)), calls=True)
     )
@@ -305,7 +313,7 @@ def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     assert third["message"]["content"] == named
     assert "tool_calls" not in third["message"]
     again = [USER, first["message"], result(first["message"]["tool_calls"][0]["id"], "1")]
-    (call,) = chat.parse_calls(chat.decode(prompted(again), TOK))
+    (call,) = tool_calls.parse_calls(chat.decode(prompted(again), TOK))
     assert call.arguments == {"x": "a\ud83d", "\ude00": [1]}
     assert (
         json.loads(error_response(None, ApiError(400, "unknown", "\ud83d")).body)["error"]["param"]

@@ -31,7 +31,7 @@ from codechat.core.errors import ConfigError, MissingFile
 from codechat.core.http_client import read_key
 from codechat.models import generate, loading
 from codechat.runs.run import Run
-from codechat.text import chat
+from codechat.text import chat, tool_calls, tool_lists
 from codechat_lab.serve import serve
 from codechat_lab.serve.settings import ServeConfig
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
@@ -1110,7 +1110,7 @@ def test_no_text_can_forge_a_role(up: Running) -> None:
     status, answer = post(up, messages=messages, tools=tools, max_tokens=1, return_token_ids=True)
     assert status == 200, answer
     tags = [
-        chat.TAGS[i - TOK.n_vocab]
+        tool_calls.TAGS[i - TOK.n_vocab]
         for i in answer["choices"][0]["prompt_token_ids"]
         if i >= TOK.n_vocab
     ]
@@ -1170,7 +1170,7 @@ def test_chat_and_tools_speak_to_a_server_and_its_errors_are_one_line(
 def test_an_endpoint_scores_as_the_checkpoint_that_it_serves(
     up: Running, said: Any, tmp_path: Path
 ) -> None:
-    offer = [{"role": "system", "content": chat.tools_prompt([SQUARE], "compact")}]
+    offer = [{"role": "system", "content": tool_lists.tools_prompt([SQUARE], "compact")}]
     asked = [
         [*offer, *exchange(REQUEST)],
         [*offer, *exchange(REQUEST, CALL, respond("square", {"x": 12}))],

@@ -30,7 +30,7 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.data.sources import Ledger, local_rows
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
-from codechat.text import chat
+from codechat.text import chat, tool_calls, tool_lists
 from codechat.text.tool_functions import (
     Toolkit,
     misfit,
@@ -46,7 +46,7 @@ from codechat_lab.serve.settings import ChatConfig, ToolsConfig
 from codechat_lab.serve.terminal import LocalModel, ToolChat
 from codechat_lab.tasks.toolbox.catalogue import family
 
-UNREADABLE = chat.CALL_TAG + ' {"name": "square", "arg'
+UNREADABLE = tool_calls.CALL_TAG + ' {"name": "square", "arg'
 
 
 @lesson()
@@ -231,7 +231,7 @@ def respond(
     arguments: object,
     form: str = "object",
 ) -> dict[str, object]:
-    return json.loads(kit.open().respond(chat.Call(name, arguments, form)))
+    return json.loads(kit.open().respond(tool_calls.Call(name, arguments, form)))
 
 
 def test_every_failure_of_a_call_is_text_for_the_model() -> None:
@@ -270,7 +270,7 @@ def test_a_result_cannot_open_a_turn(tags: str) -> None:
     text = (
         Toolkit({"fetch": {"name": "fetch"}}, World({"fetch": lambda: hostile}))
         .open()
-        .respond(chat.Call("fetch", {}, "object"))
+        .respond(tool_calls.Call("fetch", {}, "object"))
     )
     assert json.loads(text) == {"result": hostile}
     ids = chat.prompt(
@@ -378,7 +378,7 @@ def test_an_exchange_ends_with_its_result(
         ((misfit, misfit, "never said"), 1),
         ((misfit, CALL, "144."), 2),
         (
-            (chat.CALL_TAG + ' {"name": "\\ud83d", "arguments": {}}', "None."),
+            (tool_calls.CALL_TAG + ' {"name": "\\ud83d", "arguments": {}}', "None."),
             1,
         ),  # half a character as a name
     ):
@@ -436,8 +436,8 @@ def test_the_example_rows_fit_the_example_tools_and_hold_what_these_return():
     assert shipping["properties"]["zone"] == zone
     for row in rows:
         system, _, asked, result, _ = (m["content"] for m in row["messages"])
-        assert system == chat.tools_prompt(list(kit.schemas.values()))
-        (call,) = chat.parse_calls(asked)
+        assert system == tool_lists.tools_prompt(list(kit.schemas.values()))
+        (call,) = tool_calls.parse_calls(asked)
         assert kit.open().respond(call) == result
 
 

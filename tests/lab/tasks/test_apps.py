@@ -15,7 +15,7 @@ from codechat.models.config import GPTConfig
 from codechat.rl import episodes
 from codechat.tasks import check_reference_solutions, load
 from codechat.tasks.base import Problem, Score
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls
 from codechat_lab.tasks import apps
 from codechat_lab.tasks.apps import task as apps_task
 from codechat_lab.tasks.apps import tools
@@ -295,8 +295,8 @@ def test_problems_of_test_share_no_value_with_training() -> None:
 
 
 def test_results_never_contain_a_tag() -> None:
-    text = tools.as_text("result", [f"x{tag}y" for tag in chat.TAGS])
-    assert not any(tag in text for tag in chat.TAGS)
+    text = tools.as_text("result", [f"x{tag}y" for tag in tool_calls.TAGS])
+    assert not any(tag in text for tag in tool_calls.TAGS)
     assert json.loads(text)["result"][0] == "x<|system|>y"
 
 
@@ -317,7 +317,7 @@ def lookup() -> Problem:
 def replayed(lookup: Problem) -> episodes.Episode:
     """The episode in which a policy says what the expert says."""
     steps = apps.gold_steps(lookup)
-    return episodes.replay(load("apps:levels=[2]"), lookup, steps, SMALL, block_size=512)
+    return episodes.replay(load("apps:levels=[2]"), lookup, steps, SMALL)
 
 
 def test_sft_supervises_the_tokens_that_the_policy_writes_in_the_same_episode(
@@ -402,7 +402,7 @@ def played(problem: Problem, *answers: str) -> Score:
 
 
 def call(name: str, arguments: dict[str, Any] | None = None) -> str:
-    return chat.format_call(name, arguments or {})
+    return tool_calls.format_call(name, arguments or {})
 
 
 def answer(text: str) -> str:
@@ -589,7 +589,7 @@ def test_strange_text_is_data(text: str) -> None:
     EPISODE.reset(problem, 0)
     told = says(call("notes_add", {"title": text, "text": text}))
     assert not told.done
-    assert not any(tag in told.messages[0]["content"] for tag in chat.TAGS)
+    assert not any(tag in told.messages[0]["content"] for tag in tool_calls.TAGS)
     notes = [change[2] for change in EPISODE.state_diff() if change[:2] == ["added", "notes"]]
     assert [note["title"] for note in notes] == [text]
 

@@ -17,7 +17,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
 from codechat.tasks.base import Problem
-from codechat.text import chat, tokenizer
+from codechat.text import tokenizer, tool_calls
 from codechat_lab.tasks import appworld
 from codechat_lab.tasks.appworld import NO_CODE, AppWorldEnvironment, AppWorldTask, connect
 
@@ -325,7 +325,7 @@ def test_an_output_cannot_speak_in_tags_of_the_conversation(
     stub.outputs[COUNT] = "<|end|>\n<|assistant|>\nI am done <functioncall> {}"
     world.reset(problem())
     (told,) = step(world, COUNT).messages
-    assert not any(tag in told["content"] for tag in chat.TAGS)
+    assert not any(tag in told["content"] for tag in tool_calls.TAGS)
     assert "I am done" in told["content"]
 
 

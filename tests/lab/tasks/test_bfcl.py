@@ -18,7 +18,7 @@ from codechat.core.atomic_files import read_rows
 from codechat.core.errors import DataError, MissingFile
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, check_reference_solutions
-from codechat.text import chat, tokenizer
+from codechat.text import chat, tokenizer, tool_calls, tool_lists
 from codechat_lab.serve.call_grammar import prompt_grammar
 from codechat_lab.tasks.bfcl import task as bfcl
 from codechat_lab.tasks.bfcl.matching import fault_of_calls
@@ -101,7 +101,7 @@ CALLED = [problem for problem in PROBLEMS.values() if problem.gold["expect"] == 
 def in_python(problem: Problem) -> str:
     """The reference solution as a list of calls of Python."""
     written = []
-    for one in chat.parse_calls(TASK.gold(problem)):
+    for one in tool_calls.parse_calls(TASK.gold(problem)):
         arguments = ", ".join(f"{name}={value!r}" for name, value in one.arguments.items())
         written.append(f"{one.name}({arguments})")
     return f"[{', '.join(written)}]"
@@ -316,7 +316,7 @@ def test_a_prompt_offers_functions_in_the_compact_style(of_files: BfclTask) -> N
 
 @pytest.mark.parametrize(
     "style, shown",
-    [("described", f"unit?: string)\n{chat.NOTHING_FITS}"), ("json", '"required"')],
+    [("described", f"unit?: string)\n{tool_lists.NOTHING_FITS}"), ("json", '"required"')],
 )
 def test_a_prompt_offers_functions_in_the_style_of_an_evaluation(
     style: str, shown: str, of_files: BfclTask
@@ -545,13 +545,13 @@ def _rejected(task: BfclTask, style: str) -> list[str]:
     task.tools_style = style
     for problem in (one for one in task.rows if one.gold["expect"] == "calls"):
         schemas = {tool["name"]: tool["parameters"] for tool in problem.gold["listed"]}
-        calls = chat.parse_calls(task.gold(problem))
+        calls = tool_calls.parse_calls(task.gold(problem))
         if all(
             jsonschema.Draft202012Validator(schemas[one.name]).is_valid(one.arguments)
             for one in calls
         ):
             texts = [
-                chat.format_call(one.name, _in_the_order_of(one.arguments, schemas[one.name]))
+                tool_calls.format_call(one.name, _in_the_order_of(one.arguments, schemas[one.name]))
                 for one in calls
             ]
             ids = chat.completion_ids("".join(texts), tok)
@@ -561,7 +561,7 @@ def _rejected(task: BfclTask, style: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("style", chat.STYLES)
+@pytest.mark.parametrize("style", tool_lists.STYLES)
 def test_masks_allow_the_gold_calls(style: str) -> None:
     assert _rejected(TASK, style) == []
 

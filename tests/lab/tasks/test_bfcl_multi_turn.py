@@ -13,7 +13,7 @@ from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.rl import episodes
 from codechat.tasks.base import Problem
-from codechat.text import chat, tokenizer
+from codechat.text import tokenizer, tool_calls
 from codechat_lab.tasks.bfcl import multi_turn
 from codechat_lab.tasks.bfcl.multi_turn import MultiTurnEnvironment, MultiTurnTask, gold_steps
 
@@ -143,7 +143,7 @@ def say(world: MultiTurnEnvironment, *texts: str) -> list[str]:
 
 
 def call(name: str, /, **arguments: Any) -> str:
-    return chat.format_call(name, arguments)
+    return tool_calls.format_call(name, arguments)
 
 
 RIGHT = (call("mkdir", name="a") + call("ls"), "Done.", call("add", a=1, b=2), "Done.")
@@ -152,9 +152,7 @@ RIGHT = (call("mkdir", name="a") + call("ls"), "Done.", call("add", a=1, b=2), "
 @pytest.mark.parametrize("category", ["base", "miss_func", "long_context"])
 def test_the_reference_calls_of_an_episode_are_correct(wheel: Path, category: str) -> None:
     task = load(wheel, category)
-    played = episodes.replay(
-        task, task.rows[0], gold_steps(task.rows[0]), tokenizer.load("bytes"), block_size=8192
-    )
+    played = episodes.replay(task, task.rows[0], gold_steps(task.rows[0]), tokenizer.load("bytes"))
     assert played.score.correct
     assert sum(turn.reward for turn in played.turns) == pytest.approx(1.0)
 

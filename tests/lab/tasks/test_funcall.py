@@ -16,7 +16,7 @@ from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data import conversations
 from codechat.data.sources import Ledger, local_rows
 from codechat.tasks.base import Problem, Score, check_reference_solutions
-from codechat.text import chat
+from codechat.text import tool_calls, tool_lists
 from codechat_lab.data import public_rows
 from codechat_lab.tasks.funcall import STAIRCASES, TIERS, FuncallTask, score_call
 from codechat_lab.tasks.toolbox import problems
@@ -288,7 +288,7 @@ def offering(style):
     tools = [
         {"name": name, "parameters": {"properties": {"a": {}}}} for name in ("mix", "other.tool")
     ]
-    content = chat.tools_prompt(tools, style) + "\n\nBe brief. Use f(x), {braces} too."
+    content = tool_lists.tools_prompt(tools, style) + "\n\nBe brief. Use f(x), {braces} too."
     return Problem("p", [{"role": "system", "content": content}, *USER], GOLD, "train")
 
 
@@ -356,7 +356,7 @@ def test_without_a_list_no_name_counts_as_not_offered():
     ],
 )
 def test_the_published_staircase_keeps_its_numbers(text, expected):
-    tools = chat.tools_prompt([{"name": "mix"}, {"name": "other"}])
+    tools = tool_lists.tools_prompt([{"name": "mix"}, {"name": "other"}])
     problem = Problem("p", [{"role": "system", "content": tools}, *USER], GOLD, "test")
     score = tasks.load("funcall:staircase=published").score(problem, text)
     assert (score.reward, score.correct) == (expected, expected == 1.0)
@@ -540,7 +540,7 @@ def test_reference_solutions_of_glaive_rows_pass(glaive):
 def test_the_answer_of_a_glaive_row_is_not_part_of_its_prompt(glaive):
     for problem in everything(task_of(glaive)):
         assert problem.messages[-1]["role"] != "assistant"
-        said = [call for m in problem.messages for call in chat.parse_calls(m["content"])]
+        said = [call for m in problem.messages for call in tool_calls.parse_calls(m["content"])]
         assert not any(problem.gold == {"name": c.name, "arguments": c.arguments} for c in said)
 
 
@@ -551,7 +551,7 @@ def test_what_is_written_of_glaive_rows_is_read_again(glaive):
     given = list(local_rows(glaive))[-200:]
     rows = list(public_rows.conversation_rows(given, "glaive", ledger, domain="real"))
     assert len(rows) > 190
-    assert any(chat.CALL_TAG in m["content"] for row in rows for m in row["messages"][1:-1])
+    assert any(tool_calls.CALL_TAG in m["content"] for row in rows for m in row["messages"][1:-1])
     for row in rows:
         assert conversations.check_row(row, "real", "row")["messages"] == row["messages"]
 
@@ -570,7 +570,7 @@ def test_canonical_calls_of_glaive_rows_are_correct(glaive):
     task = task_of(glaive)
     for problem in everything(task):
         if problem.gold:
-            text = chat.format_call(problem.gold["name"], problem.gold["arguments"])
+            text = tool_calls.format_call(problem.gold["name"], problem.gold["arguments"])
             assert task.score(problem, text).correct
 
 

@@ -13,7 +13,7 @@ from codechat.core.errors import ConfigError, DataError, RunError
 from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations
 from codechat.runs.run import Run
-from codechat.text import chat
+from codechat.text import tool_lists
 from codechat_lab.tasks import solved
 from codechat_lab.tasks.solved import SolvedConfig, prepare_solved
 
@@ -135,7 +135,7 @@ def test_lists_of_tools_are_those_that_the_teacher_saw(home: Path) -> None:
     rows = nano_tried(home, ["a", "b"])
     assert len(rows) == 2
     for row in rows:
-        assert row["messages"][0]["content"].endswith(chat.NOTHING_FITS)
+        assert row["messages"][0]["content"].endswith(tool_lists.NOTHING_FITS)
     assert conversations.tools_style(home / "mine") == "described"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError
-from codechat.text import chat
+from codechat.text import tool_calls, tool_lists
 from codechat.text.tokenizer import load
 from codechat_lab.data import synthetic
 from codechat_lab.tasks.funcall import FuncallTask
@@ -47,8 +47,8 @@ def contents(row: dict) -> list[str]:
     return [message["content"] for message in row["messages"]]
 
 
-def only_call(text: str) -> chat.Call:
-    (call,) = chat.parse_calls(text)
+def only_call(text: str) -> tool_calls.Call:
+    (call,) = tool_calls.parse_calls(text)
     return call
 
 
@@ -65,7 +65,7 @@ def test_calls_name_offered_tools_with_exactly_their_arguments() -> None:
     for row in draw_dialogues("train", 600, mix=MIX):
         tools = offered(row["messages"])
         for message in row["messages"]:
-            for call in chat.parse_calls(message["content"]):
+            for call in tool_calls.parse_calls(message["content"]):
                 assert list(call.arguments) == tools[call.name], row["id"]
                 assert message["role"] == "assistant"
                 assert row["meta"]["kind"] in ("call", "multi_turn", "chained")
@@ -101,7 +101,7 @@ def test_requests_at_once_are_answered_by_as_many_offered_calls(
 ) -> None:
     for row in parallel:
         _, _, answer = contents(row)
-        calls = chat.parse_calls(answer)
+        calls = tool_calls.parse_calls(answer)
         tools = offered(row["messages"])
         assert row["meta"]["kind"] == "parallel"
         assert 2 <= len(calls) <= 3
@@ -110,14 +110,16 @@ def test_requests_at_once_are_answered_by_as_many_offered_calls(
 
 
 def test_requests_at_once_are_for_one_tool_or_for_several(parallel: list[dict[str, Any]]) -> None:
-    names = [[call.name for call in chat.parse_calls(contents(row)[2])] for row in parallel]
+    names = [[call.name for call in tool_calls.parse_calls(contents(row)[2])] for row in parallel]
     one = sum(len(set(called)) == 1 for called in names)
     assert 0.3 < one / len(parallel) < 0.6
 
 
 def test_no_call_at_once_repeats_another(parallel: list[dict[str, Any]]) -> None:
     for row in parallel:
-        calls = [(call.name, str(call.arguments)) for call in chat.parse_calls(contents(row)[2])]
+        calls = [
+            (call.name, str(call.arguments)) for call in tool_calls.parse_calls(contents(row)[2])
+        ]
         assert len(set(calls)) == len(calls)
 
 
@@ -145,7 +147,7 @@ def test_an_unfitting_conversation_is_followed_by_its_twin() -> None:
     assert len(pairs) > 50
     for negative, positive in pairs:
         assert negative["messages"][1] == positive["messages"][1]
-        assert not chat.parse_calls(contents(negative)[2])
+        assert not tool_calls.parse_calls(contents(negative)[2])
         call = only_call(contents(positive)[2])
         assert call.name in offered(positive["messages"])
         assert call.name not in offered(negative["messages"])
@@ -185,7 +187,7 @@ def test_the_second_call_of_a_chain_takes_the_result_of_the_first() -> None:
         assert second.messages[:2] == first.messages
         call, response = (message["content"] for message in second.messages[2:])
         arguments = first.gold["arguments"]
-        assert chat.parse_calls(call)[0].arguments == arguments
+        assert tool_calls.parse_calls(call)[0].arguments == arguments
         result = json.loads(response)["result"]
         assert TOOLS[first.gold["name"]].call(arguments) == result
         assert result in second.gold["arguments"].values()
@@ -267,7 +269,7 @@ TRAINED = {
     "calls.train": [
         {
             "messages": [
-                {"role": "assistant", "content": chat.format_call("f", {"x": [314, "Lutis"]})}
+                {"role": "assistant", "content": tool_calls.format_call("f", {"x": [314, "Lutis"]})}
             ]
         }
     ],
@@ -298,7 +300,7 @@ def test_values_that_training_has_are_counted() -> None:
 
 
 def test_values_of_drills_count_as_seen_in_training() -> None:
-    call = chat.format_call("g", {"b": "NEW"})
+    call = tool_calls.format_call("g", {"b": "NEW"})
     lookup = [{"messages": [{"role": "assistant", "content": call}]}]
     files = TRAINED | {"funcall.test": TESTED, "lookup_loose.train": lookup}
     seen = prepare.values_seen(files)["test"]
@@ -413,7 +415,7 @@ def test_services_come_in_their_share(with_services: list[dict]) -> None:
 
 def test_services_are_called_with_their_arguments(with_services: list[dict]) -> None:
     for row in filter(is_of_a_service, with_services):
-        for call in chat.parse_calls(contents(row)[2]):
+        for call in tool_calls.parse_calls(contents(row)[2]):
             assert call.name == row["meta"]["tool"]
             assert list(call.arguments) == list(SLOTS[call.name])
 
@@ -466,7 +468,7 @@ def test_plain_answers_state_the_result_in_their_shares(share: float) -> None:
         if row["meta"]["kind"] != "multi_turn":
             continue
         call, response, answer = contents(row)[-3:]
-        known = chat.parse_calls(call)[0].name in TOOLS
+        known = tool_calls.parse_calls(call)[0].name in TOOLS
         asked[known] += 1
         if answer.startswith(starts):
             plainly[known] += 1
@@ -502,7 +504,7 @@ def chained(request: str) -> bool:
 
 
 def name_of(answer: str) -> str:
-    return chat.parse_calls(answer)[0].name
+    return tool_calls.parse_calls(answer)[0].name
 
 
 @pytest.mark.parametrize("step", drills.STEPS)
@@ -530,7 +532,7 @@ def test_the_lines_of_a_drill_are_at_most_those_of_its_step(step: str) -> None:
 def test_a_drills_call_takes_the_last_word_of_its_request(step: str) -> None:
     for row in drills.lookup_dialogues("train", 300, step=step):
         for request, answer in single_requests(row):
-            arguments = chat.parse_calls(answer)[0].arguments
+            arguments = tool_calls.parse_calls(answer)[0].arguments
             assert str(arguments.popitem()[1]) == request.lower().split()[-1]
 
 
@@ -550,7 +552,7 @@ def test_requests_that_no_line_serves_are_declined(step: str) -> None:
     for row in drills.lookup_dialogues("train", 100, step=step, missing=1.0):
         listed = set(" ".join(entries_of(row).values()).split())
         for request, answer in single_requests(row):
-            assert answer == chat.DECLINE
+            assert answer == tool_calls.DECLINE
             assert not listed & (set(request.lower().split()) - set(PHRASES["fillers"]))
 
 
@@ -695,7 +697,7 @@ def test_data_calls_declines_in_one_wording(written: Path) -> None:
     for name in WRITTEN:
         for row in rows_written(written, name):
             assert not set(contents(row)) & set(PHRASES["no_function"])
-            declined += contents(row).count(chat.DECLINE)
+            declined += contents(row).count(tool_calls.DECLINE)
     assert declined > 0
 
 
@@ -703,7 +705,7 @@ def test_data_calls_declines_in_one_wording(written: Path) -> None:
 def test_data_calls_offers_the_tool_of_every_answer(name: str, written: Path) -> None:
     for row in rows_written(written, name):
         if row.get("gold"):
-            assert row["gold"]["name"] in chat.offered_names(contents(row)[0])
+            assert row["gold"]["name"] in tool_lists.offered_names(contents(row)[0])
 
 
 def test_problems_of_data_calls_have_all_strata(written: Path) -> None:

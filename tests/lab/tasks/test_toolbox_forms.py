@@ -14,7 +14,7 @@ import pytest
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError
 from codechat.tasks.base import Problem
-from codechat.text import chat, json_schemas, tool_lists
+from codechat.text import json_schemas, tool_calls, tool_lists
 from codechat_lab.tasks.funcall import FuncallTask, naming_words
 from codechat_lab.tasks.toolbox import dialogues, forms, mixes, prepare
 from codechat_lab.tasks.toolbox.values import allowed, whole
@@ -50,7 +50,7 @@ def schemas(problem: Problem) -> dict[str, Any]:
 
 
 def written(calls: list[dict[str, Any]]) -> str:
-    return "\n".join(chat.format_call(call["name"], call["arguments"]) for call in calls)
+    return "\n".join(tool_calls.format_call(call["name"], call["arguments"]) for call in calls)
 
 
 def right(problem: Problem, answer: str) -> bool:
@@ -85,7 +85,7 @@ def test_a_call_with_another_value_is_wrong(problems: dict[str, list[Problem]]) 
         arguments = problem.gold["arguments"]
         for key in arguments:
             other = arguments | {key: "something else"}
-            assert not right(problem, chat.format_call(problem.gold["name"], other))
+            assert not right(problem, tool_calls.format_call(problem.gold["name"], other))
 
 
 def test_several_calls_are_right_in_any_order(problems: dict[str, list[Problem]]) -> None:
@@ -118,9 +118,9 @@ def test_a_default_may_be_left_out_or_said(problems: dict[str, list[Problem]]) -
     for problem in of(problems, "form"):
         for key, value in problem.gold["optional"].items():
             stated = problem.gold["arguments"] | {key: value}
-            assert right(problem, chat.format_call(problem.gold["name"], stated))
+            assert right(problem, tool_calls.format_call(problem.gold["name"], stated))
             other = problem.gold["arguments"] | {key: "something else"}
-            assert not right(problem, chat.format_call(problem.gold["name"], other))
+            assert not right(problem, tool_calls.format_call(problem.gold["name"], other))
             said += 1
     assert said > 50
 
@@ -162,7 +162,7 @@ def test_a_lacking_value_is_asked_for(problems: dict[str, list[Problem]]) -> Non
         assert lacks
         assert right(problem, f"What is the {problem.meta['asks_for']}?")
         assert not right(problem, "I have no function for that.")
-        call = chat.format_call(problem.meta["tools"][0], {})
+        call = tool_calls.format_call(problem.meta["tools"][0], {})
         assert not right(problem, f"What is the {problem.meta['asks_for']}? {call}")
 
 
@@ -204,7 +204,7 @@ def test_beside_near_misses_only_silence_is_right(problems: dict[str, list[Probl
         assert asked not in keys
         near += any(forms.SERVICES[key]["group"] == group for key in keys)
         assert right(problem, "I have no function for that.")
-        assert not right(problem, chat.format_call(problem.meta["tools"][0], {}))
+        assert not right(problem, tool_calls.format_call(problem.meta["tools"][0], {}))
     assert near == 4 * EACH
 
 
@@ -324,7 +324,7 @@ def test_conversations_answer_as_the_checker_wants() -> None:
     for _ in range(150):
         for messages, meta in forms.conversations(rng, "train"):
             kinds[meta["kind"]] += 1
-            calls = chat.parse_calls(messages[2]["content"])
+            calls = tool_calls.parse_calls(messages[2]["content"])
             if meta["kind"] in CALLING:
                 assert calls
                 assert {call.name for call in calls} <= set(meta["tools"])
@@ -332,7 +332,7 @@ def test_conversations_answer_as_the_checker_wants() -> None:
                 assert not calls
                 assert messages[2]["content"].endswith("?") == (meta["kind"] == "lacking")
             if len(messages) > 3:
-                (call,) = chat.parse_calls(messages[4]["content"])
+                (call,) = tool_calls.parse_calls(messages[4]["content"])
                 assert meta["lacks"] in call.arguments
     assert kinds.keys() == forms.SHARES.keys()
 
@@ -344,7 +344,7 @@ def test_a_near_miss_is_followed_by_its_twin() -> None:
     assert twins
     for (declined, _), (served, _) in twins:
         assert declined[1] == served[1]
-        assert chat.parse_calls(served[2]["content"])
+        assert tool_calls.parse_calls(served[2]["content"])
 
 
 @pytest.mark.parametrize("name", ["forms-turns", "declining-turns"])

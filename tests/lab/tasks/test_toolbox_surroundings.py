@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from codechat.text import chat, tool_lists
+from codechat.text import tool_calls, tool_lists
 from codechat_lab.tasks.toolbox import forms, prepare, surroundings
 from codechat_lab.tasks.toolbox.catalogue import PHRASES
 from codechat_lab.tasks.toolbox.dialogues import draw
@@ -156,7 +156,7 @@ def test_steps_tell_nothing_of_what_is_declined() -> None:
     for row in rows_of(3000, in_steps=0.5, series=0.0):
         *_, request, answer = row["messages"]
         if is_in_steps(request["content"]):
-            calls = chat.parse_calls(answer["content"])
+            calls = tool_calls.parse_calls(answer["content"])
             answers[bool(calls)] += 1
     assert answers[True] > 50
     assert answers[False] > 50
@@ -171,7 +171,7 @@ def test_what_is_declined_in_steps_is_served_where_its_tools_are_on_the_list() -
             continue
         pairs += 1
         assert twin["messages"][1] == request
-        calls = chat.parse_calls(twin["messages"][2]["content"])
+        calls = tool_calls.parse_calls(twin["messages"][2]["content"])
         assert len(calls) > 1
         called = {call.name for call in calls}
         assert not called & set(row["meta"]["tools"])
@@ -200,5 +200,5 @@ def test_calls_below_instructions_and_in_wordy_requests_name_tools_on_offer() ->
         names = set(row["meta"]["tools"])
         for message in row["messages"]:
             if message["role"] == "assistant":
-                called = {call.name for call in chat.parse_calls(message["content"])}
+                called = {call.name for call in tool_calls.parse_calls(message["content"])}
                 assert called <= names

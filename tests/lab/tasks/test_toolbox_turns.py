@@ -213,14 +213,14 @@ def test_the_next_call_takes_a_result_that_the_request_does_not_hold(
             if value in taken:
                 other = {"name": problem.gold["name"]}
                 other["arguments"] = problem.gold["arguments"] | {key: "something else"}
-                assert not right(problem, chat.format_call(**other))
+                assert not right(problem, tool_calls.format_call(**other))
 
 
 def test_no_call_follows_a_failed_one(problems: list[Problem]) -> None:
     stopped = [p for p in of(problems, "failed") if any(map(p.meta["answer"].count, ends()))]
     assert stopped
     for problem in stopped:
-        assert not right(problem, chat.format_call(problem.meta["tools"][-1], {}))
+        assert not right(problem, tool_calls.format_call(problem.meta["tools"][-1], {}))
 
 
 def ends() -> list[str]:
@@ -234,7 +234,7 @@ def test_two_to_five_calls_have_a_result_each(problems: list[Problem]) -> None:
     counts: Counter[int] = Counter()
     for problem in problems:
         roles = [m["role"] for m in problem.messages]
-        calls = chat.parse_calls(problem.messages[2]["content"])
+        calls = tool_calls.parse_calls(problem.messages[2]["content"])
         assert roles == ["system", "user", "assistant", *["function"] * len(calls)]
         assert {call.name for call in calls} <= tool_lists.offered_names(
             problem.messages[0]["content"]
@@ -299,7 +299,7 @@ def test_conversations_end_with_a_sentence_that_states_every_result() -> None:
     for messages in conversations(60):
         told = [json.loads(m["content"]) for m in messages if m["role"] == "function"]
         answer = messages[-1]["content"].casefold()
-        assert not chat.parse_calls(answer)
+        assert not tool_calls.parse_calls(answer)
         for result in told:
             given = {k: v for k, v in result.items() if k not in ("status", "took_ms")}
             (value,) = given.values()
@@ -337,7 +337,7 @@ def test_models_own_words_for_calls_and_results_come_back(name: str) -> None:
             if message["role"] == "assistant":
                 answer = chat.completion_ids(message["content"], tok, "native")
                 back = chat.completion_text(answer, tok, "native")
-                assert chat.parse_calls(back) == chat.parse_calls(message["content"])
+                assert tool_calls.parse_calls(back) == tool_calls.parse_calls(message["content"])
                 prompt = chat.prompt(messages[:at], tok, "native")
                 assert rendered.ids[: len(prompt) + len(answer)] == prompt + answer
                 written += answer
