@@ -19,7 +19,7 @@ from codechat.models.config import Schedule
 BETAS = (0.9, 0.95)  # of AdamW
 DECAY_SHARE = 0.4  # of the steps of warmup-stable-decay
 QUINTIC = (3.4445, -4.7750, 2.0315)  # of Newton-Schulz (Keller Jordan et al., 2024)
-STEPS = 5  # of it
+NEWTON_SCHULZ_STEPS = 5
 
 
 def lr_scale(
@@ -205,10 +205,10 @@ def orthogonalise(g: Tensor) -> Tensor:
     # the Frobenius norm bounds the spectral norm: singular values begin within [0, 1]
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     if x.dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
-        for taken in range(0, STEPS, 3):
-            x = _product_of_steps(x @ x.mT, min(3, STEPS - taken)) @ x
+        for taken in range(0, NEWTON_SCHULZ_STEPS, 3):
+            x = _product_of_steps(x @ x.mT, min(3, NEWTON_SCHULZ_STEPS - taken)) @ x
     else:
-        for _ in range(STEPS):
+        for _ in range(NEWTON_SCHULZ_STEPS):
             s = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=b, alpha=c), x, beta=a)
     return x.mT if g.shape[-2] > g.shape[-1] else x
