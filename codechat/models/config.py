@@ -92,9 +92,6 @@ class GPTConfig(Settings):
         "recompute in the backward pass; blocks = each block: "
         "less memory, about a third more compute",
     )
-    bf16_residual: bool = opt(
-        False, "keep the residual stream in bfloat16 where products are: half its memory"
-    )
     attention_products: bool = opt(
         False,
         "on a CPU in bfloat16, attention as matrix products: "

@@ -28,7 +28,7 @@ from codechat.models import attention
 from codechat.models.config import LORA_QKV, GPTConfig
 from codechat.models.fast import attention as fast_attention
 from codechat.models.fast import head
-from codechat.models.fast.device import compute_dtype, early_places, rows_to_add
+from codechat.models.fast.device import early_places, rows_to_add
 from codechat.models.fast.functions import rms_norm, squared_relu, through_swiglu
 
 if TYPE_CHECKING:
@@ -310,12 +310,12 @@ class GPT(nn.Module):
         return self.wte.weight if self.head is None else self.head.weight
 
     def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """(B, T) ids at positions (1|B, T) -> (B, T, D), in the dtype of the sum that blocks
-        add to: float32, or with bf16_residual that of matrix products."""
+        """(B, T) ids at positions (1|B, T) -> (B, T, D), in the dtype of the embedding:
+        the sum that blocks add to."""
         x = self.wte(ids)
         if self.wpe is not None:
             x = x + self.wpe(positions)
-        return x.to(compute_dtype(x)) if self.cfg.bf16_residual else x
+        return x
 
     def hidden(
         self,

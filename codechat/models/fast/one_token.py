@@ -42,7 +42,7 @@ def short_way(model: GPT, dtype: torch.dtype) -> ShortWay | None:
 
 
 def _short(cfg: GPTConfig) -> bool:
-    return cfg.attention == "mha" and cfg.pos == "rope" and not cfg.bf16_residual
+    return cfg.attention == "mha" and cfg.pos == "rope"
 
 
 def decodes_in_c(cfg: GPTConfig, dtype: torch.dtype) -> bool:

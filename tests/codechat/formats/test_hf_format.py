@@ -384,7 +384,7 @@ def test_an_exported_template_takes_a_tool_for_a_function(readers: Readers) -> N
 # Fields that a model without latent attention cannot have set.
 LATENT = {"kv_rank", "q_rank", "rope_width"}
 # Fields that config.json need not know: tags are in the tokenizer's files.
-ELSEWHERE = {"n_tags", "recompute", "bf16_residual", "attention_products"}
+ELSEWHERE = {"n_tags", "recompute", "attention_products"}
 
 
 # Another value of each field of preset nano.
