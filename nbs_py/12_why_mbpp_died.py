@@ -159,7 +159,9 @@ staircase = torch.tensor([rewards_of(problem) for _, problem in rates.iterrows()
 correct = torch.tensor([[i >= p["n"] - p["c"] for i in range(p["n"])] for _, p in rates.iterrows()])
 both = {"binary": correct.float(), "tiered": staircase}
 verdicts = {name: diagnose.judge(rewards, correct) for name, rewards in both.items()}
-pd.DataFrame({name: {k: getattr(v, k) for k in ("verdict", "effective_groups", "n_groups", "reward_mean", "remedy")} for name, v in verdicts.items()})
+told = {name: {k: getattr(v, k) for k in ("verdict", "effective_groups", "n_groups", "reward_mean", "remedy")} for name, v in verdicts.items()}
+with pd.option_context("display.max_colwidth", None):
+    display(pd.DataFrame(told))
 
 # %%
 live = {name: v.effective_groups for name, v in verdicts.items()}

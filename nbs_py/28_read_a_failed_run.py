@@ -165,7 +165,8 @@ def cause(rows: pd.DataFrame) -> str:
 
 # %%
 named = {name: cause(rows) for name, rows in curves.items()}
-pd.Series(named, name="cause").to_frame()
+with pd.option_context("display.max_colwidth", None):
+    display(pd.Series(named, name="cause").to_frame())
 
 # %% [markdown]
 # ## Read samples

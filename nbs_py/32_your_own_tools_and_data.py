@@ -255,7 +255,8 @@ summary = table.pivot_table(index="when", columns="expected", values=["exact", "
 summary
 
 # %%
-pd.DataFrame({"before": before["completion"].str.slice(0, 90), "after": after["completion"], "exact": after["exact"]})
+with pd.option_context("display.max_colwidth", None):
+    display(pd.DataFrame({"before": before["completion"].str.slice(0, 90), "after": after["completion"], "exact": after["exact"]}))
 
 # %% [markdown]
 # The functions are right, the values wrong: typical of a model this small. The schemas list the rooms and styles.

@@ -205,7 +205,9 @@ for name, one, other in (("RL over SFT", after_rl, after_sft), ("more SFT over S
 
 # %%
 asked = {problem.id: problem.messages[0]["content"] for problem in held}
-pd.DataFrame({"SFT": after_sft["answer"], "RL": after_rl["answer"], "more SFT": after_more["answer"]}).rename(index=asked).head(8)
+answers = pd.DataFrame({"SFT": after_sft["answer"], "RL": after_rl["answer"], "more SFT": after_more["answer"]}).rename(index=asked)
+with pd.option_context("display.max_colwidth", None):
+    display(answers.apply(lambda column: column.str.removeprefix("<functioncall> ")).head(8))
 
 # %% [markdown]
 # ## Try this

@@ -31,10 +31,10 @@ from codechat.core import config
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import DataError
 from codechat.distributed import hardware
-from codechat.evaluation.evaluate import label
 from codechat.evaluation.intervals import wilson_interval
 from codechat.evaluation.settings import SamplingSettings
 from codechat.models import loading
+from codechat.runs.paths import reference_of
 from codechat.runs.run import Run
 from codechat.tasks.base import Message, Problem
 from codechat.text import tool_calls, tool_lists
@@ -286,7 +286,7 @@ def run_swaps(cfg: SwapsConfig) -> Run:
     ) as run:
         for loaded in models:
             step = int(loaded.meta["step"])
-            name = label(Path(loaded.path))
+            name = reference_of(Path(loaded.path))
             texts = answers(loaded.model, loaded.tokenizer, loaded.tags, conversations, **how)
             for row in flips(swaps, texts[::2], texts[1::2]):
                 run.log_eval(step, dict(row, checkpoint=name, split=cfg.split))

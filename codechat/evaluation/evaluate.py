@@ -49,7 +49,7 @@ from codechat.evaluation.settings import EXAMPLES, EvaluateConfig
 from codechat.models import loading
 from codechat.rl import rollout
 from codechat.runs import checkpoint, paths
-from codechat.runs.paths import STEP, checkpoint_paths, find_checkpoint, find_run, is_run, name_of
+from codechat.runs.paths import checkpoint_paths, find_checkpoint, find_run, reference_of
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, hash_problems
 from codechat.text import chat
@@ -127,7 +127,7 @@ def load_subject(cfg: EvaluateConfig, source: Path | Endpoint) -> Subject:
         return Subject(source.name, source.collect)
     loaded = loading.load_model(source, hardware.device(), cfg.tags)
     return Subject(
-        name=label(source),
+        name=reference_of(source),
         collect=loglik.Chooser(loaded) if cfg.score == "loglik" else rollout.collect,
         checkpoint=loaded,
         step=int(loaded.meta["step"]),
@@ -211,7 +211,9 @@ def run_evaluation(
     )
     problems, left_out = _load_problems(cfg, task)
     checkpoints = _checkpoints(cfg)
-    weights = {label(path): paths.fingerprint(checkpoint.read_meta(path)) for path in checkpoints}
+    weights = {
+        reference_of(path): paths.fingerprint(checkpoint.read_meta(path)) for path in checkpoints
+    }
     sources: list[Path | Endpoint] = [*checkpoints]
     if cfg.endpoint:
         served = Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file)
@@ -489,19 +491,11 @@ def _say(text: object) -> None:
 def _choose_best(paths: Sequence[Path], rows: Sequence[Mapping[str, results.Row]], k: int) -> str:
     """Write the run's checkpoints/best; RUN@STEP of the chosen one."""
     best = choose({path: row["select"] for path, row in zip(paths, rows, strict=True)}, k)
-    name = label(best)
+    name = reference_of(best)
     run, _, step = name.rpartition("@")
     checkpoint.set_best(best.parent.parent, int(step))
     print(f"best on select: {name}; {run}@best now means it")
     return name
-
-
-def label(path: Path) -> str:
-    """RUN@STEP of a checkpoint, as `--ckpt` takes it (nano/rl@150); its path where it lies
-    outside a run."""
-    run = path.parent.parent
-    step = STEP.fullmatch(path.name)
-    return f"{name_of(run.resolve())}@{int(step[1])}" if step and is_run(run) else str(path)
 
 
 def choose(rows: Mapping[Path, Mapping[str, float]], k: int) -> Path:

@@ -14,9 +14,9 @@ from codechat.core.processes import alone
 from codechat.distributed import dist
 from codechat.evaluation import scoring
 from codechat.evaluation.endpoint import Endpoint
-from codechat.evaluation.evaluate import Subject, label, load_subject
+from codechat.evaluation.evaluate import Subject, load_subject
 from codechat.evaluation.settings import EvaluateConfig
-from codechat.runs.paths import find_checkpoint, fingerprint
+from codechat.runs.paths import find_checkpoint, fingerprint, reference_of
 from codechat.tasks.base import Problem, hash_problems, shuffled
 from codechat_lab.instruments.board_settings import BoardConfig, read_answers
 from codechat_lab.tasks.bfcl.task import BfclTask
@@ -81,7 +81,8 @@ def measure(cfg: BoardConfig, folder: Path) -> None:
 def name_of(source: Path | Endpoint, cfg: BoardConfig) -> str:
     if isinstance(source, Endpoint):
         return source.name
-    return f"{label(source)} ({cfg.tags})" if cfg.tags else label(source)
+    name = reference_of(source)
+    return f"{name} ({cfg.tags})" if cfg.tags else name
 
 
 def chosen(task: BfclTask, most: int | None) -> list[Problem]:

@@ -3,6 +3,7 @@ checkpoint."""
 
 import errno
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -586,6 +587,20 @@ def test_a_checkpoint_that_is_named_twice_is_evaluated_once(
     evaluated = COMMANDS["evaluate"].run([*words.split(), "--run-name", "named-twice"])
     assert evaluated.evals()["checkpoint"].tolist() == ["toy@2", "toy@1"]
     assert "names twice" in capsys.readouterr().err
+
+
+def test_runs_of_one_name_in_two_places_have_two_rows(toy_run: Run, tmp_path: Path) -> None:
+    """Outside of runs/ the name of a run says nothing."""
+    copies = [tmp_path / place / "toy" for place in ("here", "there")]
+    for copy in copies:
+        shutil.copytree(toy_run.path, copy)
+    words = (
+        "--task toy --n 1 --ks 1 --limit 4 --max-new-tokens 2 --no-contamination "
+        "--run-name two-places --ckpt"
+    )
+    evaluated = COMMANDS["evaluate"].run([*words.split(), *map(str, copies)])
+    steps = [str(copy / "checkpoints" / "step_000002") for copy in copies]
+    assert evaluated.evals()["checkpoint"].tolist() == steps
 
 
 def _cut_off(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
