@@ -35,7 +35,7 @@ SOUND := $(shell test ! -e .venv/.unfinished && test "$$(cat .venv/.place 2>/dev
 
 # What chat, serve (row) and training have in C, docs/cpp.md; none where torch has to do alone.
 ifeq ($(shell uname -sm) $(if $(shell command -v gcc),gcc),Linux x86_64 gcc)
-  KERNELS := build/cpp/librow.so build/cpp/libtraining.so build/cpp/libtraining32.so
+  KERNELS := $(patsubst %,build/cpp/lib%.so,row row32 training training32)
 endif
 
 .DEFAULT_GOAL := help
@@ -72,15 +72,15 @@ cpp: venv $(KERNELS)  ## build the C kernels and C++ programs in build/cpp; need
 
 # Compiled with OpenMP and not linked with it: the threads are those of the torch that has loaded a library.
 build/cpp/librow.so: build/cpp/product.o build/cpp/row.o
+build/cpp/librow32.so: build/cpp/product32.o build/cpp/row32.o
 build/cpp/libtraining.so: build/cpp/training.o
 build/cpp/libtraining32.so: build/cpp/training32.o
 build/cpp/lib%.so:
 	gcc -shared -o $@ $^
-build/cpp/training.o: cpp/numbers.h
-build/cpp/training32.o: cpp/training.c cpp/numbers.h
+build/cpp/%32.o: cpp/%.c cpp/numbers.h
 	@mkdir -p $(@D)
 	gcc -O3 -fopenmp -fPIC -DFLOAT32 -c -o $@ $<
-build/cpp/%.o: cpp/%.c
+build/cpp/%.o: cpp/%.c cpp/numbers.h
 	@mkdir -p $(@D)
 	gcc -O3 -fopenmp -fPIC -c -o $@ $<
 

@@ -140,9 +140,7 @@ def race(
     def engine() -> None:
         with Engine(loaded, max_rows=cfg.clients) as running_engine:
             requests = [
-                Request(
-                    prompt=p, max_new_tokens=cfg.max_new_tokens, draws=draws.row_key(0, i, 0)
-                )
+                Request(prompt=p, max_new_tokens=cfg.max_new_tokens, draws=draws.row_key(0, i, 0))
                 for i, p in enumerate(prompts)
             ]
             for job in running_engine.submit(requests):

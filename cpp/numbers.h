@@ -1,9 +1,10 @@
-// The numbers that training.c computes with: bfloat16 in vectors of 16, for processors that multiply it (AVX-512 BF16); with
+// The numbers that training.c, row.c and product.c compute with: bfloat16 in vectors of 16, for processors that multiply it (AVX-512 BF16); with
 // FLOAT32 float in vectors of 8, for all others (AVX2 and FMA). Sums are float in both.
 //
 // A pair is what one instruction multiplies and adds: two numbers of bfloat16, neighbours of a row or of a column; one float.
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -42,6 +43,14 @@ INLINE Mask between(long at, int32_t first, int32_t end) {
   return _mm256_castsi256_ps(_mm256_andnot_si256(early, _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane)));
 }
 
+// whether one of the first n bytes, at most LANES, is there and is not 0
+INLINE Mask flagged(const uint8_t* flags, long n) {
+  uint64_t bytes = 0;
+  memcpy(&bytes, flags, n < LANES ? n : LANES);
+  const __m256i numbers = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)bytes));
+  return _mm256_castsi256_ps(_mm256_cmpgt_epi32(numbers, _mm256_setzero_si256()));
+}
+
 // y 2^n for whole n from -126 to 127
 INLINE Vector scaled_by_power(Vector y, Vector n) {
   return y * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
@@ -54,6 +63,21 @@ INLINE float sum_of(Vector x) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+// the sums of each of four vectors
+INLINE __m128 four_sums(const Vector x[4]) {
+  const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+  return halves(all);
+}
+
+typedef __m256d Doubles;
+INLINE Doubles no_doubles(void) { return _mm256_setzero_pd(); }
+INLINE Doubles in_doubles(Vector x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)) + _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
+
+INLINE double sum_of_doubles(Doubles x) {
+  const __m128d two = _mm256_castpd256_pd128(x) + _mm256_extractf128_pd(x, 1);
+  return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+}
+
 INLINE float largest_of(Vector x) {
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)), two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
@@ -64,7 +88,8 @@ INLINE void store_rounded(Number* to, Vector x) { store(to, x); }
 INLINE Vector as_rounded(Vector x) { return x; }
 
 INLINE Pairs load_pairs(const Pair* x) { return load(x); }
-INLINE Vector add_product(Vector sum, Pair left, Pairs right) { return times_plus(all(left), right, sum); }
+INLINE Pairs all_pairs(Pair x) { return all(x); }
+INLINE Vector add_products(Vector sum, Pairs left, Pairs right) { return times_plus(left, right, sum); }
 
 // LANES pairs of two neighbouring rows, n columns each
 INLINE void pair_lanes(const Number* x, long n, Pair* to) { store(to, load(x)); }
@@ -106,6 +131,26 @@ INLINE Mask between(long at, int32_t first, int32_t end) {
   return _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(first)) & _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
 }
 
+INLINE Mask flagged(const uint8_t* flags, long n) {
+  const __mmask16 there = n < LANES ? (1u << n) - 1 : 0xffff;
+  const __m128i found = _mm_maskz_loadu_epi8(there, flags);
+  return _mm_test_epi8_mask(found, found);
+}
+
+INLINE __m128 four_sums(const Vector x[4]) {
+  const __m512 first = _mm512_unpacklo_ps(x[0], x[1]) + _mm512_unpackhi_ps(x[0], x[1]);
+  const __m512 second = _mm512_unpacklo_ps(x[2], x[3]) + _mm512_unpackhi_ps(x[2], x[3]);
+  const __m512d a = _mm512_castps_pd(first), b = _mm512_castps_pd(second);
+  const __m512 all = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) + _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+  const __m256 half = _mm512_castps512_ps256(all) + _mm512_extractf32x8_ps(all, 1);
+  return _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1);
+}
+
+typedef __m512d Doubles;
+INLINE Doubles no_doubles(void) { return _mm512_setzero_pd(); }
+INLINE Doubles in_doubles(Vector x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)) + _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
+INLINE double sum_of_doubles(Doubles x) { return _mm512_reduce_add_pd(x); }
+
 INLINE Vector scaled_by_power(Vector y, Vector n) { return _mm512_scalef_ps(y, n); }
 INLINE float sum_of(Vector x) { return _mm512_reduce_add_ps(x); }
 INLINE float largest_of(Vector x) { return _mm512_reduce_max_ps(x); }
@@ -117,9 +162,8 @@ INLINE void store_rounded(Number* to, Vector x) { _mm256_storeu_si256((__m256i*)
 INLINE Vector as_rounded(Vector x) { return widened(rounded(x)); }
 
 INLINE Pairs load_pairs(const Pair* x) { return _mm512_loadu_si512(x); }
-INLINE Vector add_product(Vector sum, Pair left, Pairs right) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32((int)left), (__m512bh)right);
-}
+INLINE Pairs all_pairs(Pair x) { return _mm512_set1_epi32((int)x); }
+INLINE Vector add_products(Vector sum, Pairs left, Pairs right) { return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right); }
 
 INLINE void pair_lanes(const Number* x, long n, Pair* to) {
   const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x));
@@ -145,4 +189,11 @@ INLINE Vector exponential(Vector x) {
   y = times_plus(y, r, all(5.0000001201e-1f));
   y = times_plus(y * r, r, r + all(1.0f));
   return scaled_by_power(y, n);
+}
+
+INLINE Vector add_product(Vector sum, Pair left, Pairs right) { return add_products(sum, all_pairs(left), right); }
+
+INLINE Vector sigmoid(Vector x) {
+  const Vector one = all(1), small = exponential(larger(x, -x) * all(-1));
+  return chosen(at_least(x, all(0)), one, small) / (small + one);
 }

@@ -1,70 +1,70 @@
-// Rows times a packed weight, in bfloat16: y = x W' + b. A row's numbers do not depend on the rows beside it.
+// Rows times a packed weight, in bfloat16 or float32 (numbers.h): y = x W' + b. A row's numbers do not depend on the rows beside it.
 //
-// The weight lies as oneDNN packs it: (out / 64, in / 2, 64, 2), for tiles (out / 32, in / 2, 32, 2). Memory is read once and in
-// order, with a prefetch ahead of it, where a general product of one row reads it at half the speed. Sums are float32; y is
-// rounded once. A processor with tiles (AMX) multiplies 16 rows at once. It sums the even numbers and the odd ones of 32 apart,
-// so its last bits differ from those of other processors.
-#include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
+// In bfloat16 the weight lies as oneDNN packs it: (out / 64, in / 2, 64, 2), for tiles (out / 32, in / 2, 32, 2); in float32
+// (out / 16, in, 16). Memory is read once and in order, with a prefetch ahead of it, where a general product of one row reads it at
+// half the speed. Sums are float32; y is rounded once. A processor with tiles (AMX) multiplies 16 rows at once. It sums the even
+// numbers and the odd ones of 32 apart, so its last bits differ from those of other processors.
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define AHEAD 4096  // numbers, 8 KB
-#define ABREAST 6   // rows whose sums stay in registers: 4 of each, of 32
+#include "numbers.h"
 
-#define HALF 32     // outputs that lie side by side for tiles
-#define SIDE 16     // rows of a tile, and its outputs; it takes 32 numbers of a row at a time
+#ifdef FLOAT32
+#define VECTORS 2  // of a row's outputs that lie side by side
+#else
+#define VECTORS 4
+#endif
+#define OUTPUTS (VECTORS * LANES)
+#define AHEAD (8192 / sizeof(Number))  // numbers
+#define ROWS 6                         // whose sums stay in registers: VECTORS of each
+#define LINE (64 / sizeof(Number))     // numbers of a line of the cache
 
-// 64 outputs of so many rows, a constant where it is called. bias: 64 numbers, or none.
-__attribute__((target("avx512f,avx512bw,avx512bf16"), always_inline)) static inline void block(
-    const int rows, const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, long n_in, long n_out) {
-  __m512 sums[ABREAST][4];
+// OUTPUTS outputs of so many rows, a constant where it is called. bias: as many numbers, or none.
+INLINE void block(const int rows, const Number* x, const Number* w, const float* bias, Number* y, long n_in, long n_out) {
+  Vector sums[ROWS][VECTORS];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) sums[r][i] = bias ? _mm512_loadu_ps(bias + 16 * i) : _mm512_setzero_ps();
+    for (int i = 0; i < VECTORS; ++i) sums[r][i] = bias ? load(bias + LANES * i) : all(0);
   }
-  for (long k = 0; k < n_in; k += 2, w += 128) {
+  for (long k = 0; k < n_in; k += PAIRED, w += OUTPUTS * PAIRED) {
 #pragma GCC unroll 4
-    for (int line = 0; line < 4; ++line) _mm_prefetch((const char*)(w + AHEAD + 32 * line), _MM_HINT_T0);
-    __m512bh weights[4];
+    for (long n = 0; n < OUTPUTS * PAIRED; n += LINE) _mm_prefetch((const char*)(w + AHEAD + n), _MM_HINT_T0);
+    Pairs weights[VECTORS];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) weights[i] = (__m512bh)_mm512_loadu_si512(w + 32 * i);
+    for (int i = 0; i < VECTORS; ++i) weights[i] = load_pairs((const Pair*)(w + PAIRED * LANES * i));
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
-      int32_t pair;
+      Pair pair;
       memcpy(&pair, x + r * n_in + k, sizeof pair);
-      const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) sums[r][i] = _mm512_dpbf16_ps(sums[r][i], weights[i], both);
+      for (int i = 0; i < VECTORS; ++i) sums[r][i] = add_product(sums[r][i], pair, weights[i]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const __m256bh rounded = _mm512_cvtneps_pbh(sums[r][i]);
-      memcpy(y + r * n_out + 16 * i, &rounded, sizeof rounded);
-    }
+    for (int i = 0; i < VECTORS; ++i) store_rounded(y + r * n_out + LANES * i, sums[r][i]);
   }
 }
 
-__attribute__((target("avx512f,avx512bw,avx512bf16"))) static void blocks(long rows, const uint16_t* x, const uint16_t* w,
-                                                                           const float* bias, uint16_t* y, long n_in, long n_out) {
+static void blocks(long rows, const Number* x, const Number* w, const float* bias, Number* y, long n_in, long n_out) {
   switch (rows) {
     case 1: return block(1, x, w, bias, y, n_in, n_out);
     case 2: return block(2, x, w, bias, y, n_in, n_out);
     case 3: return block(3, x, w, bias, y, n_in, n_out);
     case 4: return block(4, x, w, bias, y, n_in, n_out);
     case 5: return block(5, x, w, bias, y, n_in, n_out);
-    default: return block(ABREAST, x, w, bias, y, n_in, n_out);
+    default: return block(ROWS, x, w, bias, y, n_in, n_out);
   }
 }
 
 // ---- in tiles
 
-#if defined(__clang__) || __GNUC__ >= 11  // which know tiles
+#if !defined(FLOAT32) && (defined(__clang__) || __GNUC__ >= 11)  // compilers that know tiles
+
+#define HALF 32  // outputs that lie side by side for tiles
+#define SIDE 16  // rows of a tile, and its outputs; it takes 32 numbers of a row at a time
 
 static int tiles_run_here(void) {
   const long ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM: the kernel then keeps tiles of this process
@@ -90,14 +90,12 @@ __attribute__((target("amx-tile"))) static void prepare(long rows) {
 }
 
 // sums (rows, 64), rounded.
-__attribute__((target("avx512f,avx512bw,avx512bf16"))) static void finish(const float* sums, const float* bias, uint16_t* y, long rows,
-                                                                           long n_out) {
+static void finish(const float* sums, const float* bias, uint16_t* y, long rows, long n_out) {
   for (long r = 0; r < rows; ++r) {
-    for (int i = 0; i < 64; i += 16) {
-      __m512 sum = _mm512_loadu_ps(sums + r * 64 + i);
-      if (bias) sum = _mm512_add_ps(sum, _mm512_loadu_ps(bias + i));
-      const __m256bh rounded = _mm512_cvtneps_pbh(sum);
-      memcpy(y + r * n_out + i, &rounded, sizeof rounded);
+    for (int i = 0; i < 64; i += LANES) {
+      Vector sum = load(sums + r * 64 + i);
+      if (bias) sum += load(bias + i);
+      store_rounded(y + r * n_out + i, sum);
     }
   }
 }
@@ -180,7 +178,7 @@ __attribute__((target("amx-tile"))) static void product_in_tiles(const uint16_t*
 
 static int tiles_run_here(void) { return 0; }
 
-static void product_in_tiles(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, long rows, long n_in, long n_out,
+static void product_in_tiles(const Number* x, const Number* w, const float* bias, Number* y, long rows, long n_in, long n_out,
                              int threads) {}
 
 #endif
@@ -189,18 +187,31 @@ static void product_in_tiles(const uint16_t* x, const uint16_t* w, const float* 
 
 int in_tiles;  // which one: `product_runs_here` finds out
 
+// (n_out, pairs) -> (n_out / abreast, pairs, abreast): so many outputs side by side.
+void pack(const Pair* w, Pair* packed, long n_out, long pairs, long abreast, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (long o = 0; o < n_out; o += abreast) {
+    const Pair* const from = w + o * pairs;
+    Pair* const to = packed + o * pairs;
+    for (long few = 0; few < pairs; few += 16) {  // a line of the cache of each output
+      for (long i = 0; i < abreast; ++i) {
+        for (long k = few; k < few + 16 && k < pairs; ++k) to[k * abreast + i] = from[i * pairs + k];
+      }
+    }
+  }
+}
+
 int product_runs_here(void) {
   in_tiles = tiles_run_here();
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
+  return runs_here();
 }
 
 // x (rows, n_in), n_in a multiple of 32; y (rows, n_out), n_out a multiple of 64; bias (n_out) in float32, or none.
-void product(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, long rows, long n_in, long n_out, int threads) {
+void product(const Number* x, const Number* w, const float* bias, Number* y, long rows, long n_in, long n_out, int threads) {
   if (in_tiles) return product_in_tiles(x, w, bias, y, rows, n_in, n_out, threads);
-  const long groups = (rows + ABREAST - 1) / ABREAST;
+  const long groups = (rows + ROWS - 1) / ROWS;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (long o = 0; o < n_out; o += 64) {
+  for (long o = 0; o < n_out; o += OUTPUTS) {
     for (long g = 0; g < groups; ++g) {  // of equal size but for one row
       const long from = g * rows / groups, n = (g + 1) * rows / groups - from;
       blocks(n, x + from * n_in, w + o * n_in, bias ? bias + o : 0, y + from * n_out + o, n_in, n_out);

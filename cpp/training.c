@@ -84,11 +84,6 @@ void squared_relu_backward(const Number* x, const Number* up, Number* dx, int64_
 }
 
 // silu(gate) up, and its gradients; each step is rounded, as torch's are. size is a multiple of 16.
-INLINE Vector sigmoid(Vector x) {
-  const Vector one = all(1), small = exponential(larger(x, -x) * all(-1));
-  return chosen(at_least(x, all(0)), one, small) / (small + one);
-}
-
 void swiglu_forward(const Number* gate, const Number* up, Number* y, int64_t size, int64_t threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (long i = 0; i < size; i += LANES) {

@@ -34,7 +34,7 @@ def short_way(model: GPT, dtype: torch.dtype) -> ShortWay | None:
         return None
     found = [Products.of(block) for block in model.blocks]
     products = [block for block in found if block is not None]
-    library = product.library()
+    library = product.library(dtype)
     in_c = decodes_in_c(model.cfg, dtype) and len(products) == model.cfg.depth
     if library is None or not in_c:
         return ShortWay(model, dtype)
@@ -47,11 +47,11 @@ def _short(cfg: GPTConfig) -> bool:
 
 def decodes_in_c(cfg: GPTConfig, dtype: torch.dtype) -> bool:
     """Whether row.c decodes models of this shape, with products in dtype: it knows two kinds of
-    MLP, takes 16 numbers in a step, and products have `product.BLOCK` numbers side by side."""
-    known = _short(cfg) and cfg.mlp in ("swiglu", "relu2") and dtype == torch.bfloat16
+    MLP, takes 16 numbers in a step, and products have multiples of `product.WHOLE` numbers."""
+    known = _short(cfg) and cfg.mlp in ("swiglu", "relu2")
     made = (cfg.n_embd, cfg.hidden_width, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim)
-    whole = not cfg.head_dim % 16 and not any(n % product.BLOCK for n in made)
-    return known and whole and product.library() is not None
+    whole = not cfg.head_dim % 16 and not any(n % product.WHOLE for n in made)
+    return known and whole and product.library(dtype) is not None
 
 
 @dataclass(frozen=True)
@@ -258,10 +258,10 @@ class RowsInC(ShortWay):
         )
 
     def takes(self, place: Place) -> bool:
-        return place.kept[0].dtype == torch.bfloat16 or super().takes(place)
+        return place.kept[0].dtype == self.dtype or super().takes(place)
 
     def step(self, ids: Tensor, place: Place) -> Tensor:
-        if place.kept[0].dtype != torch.bfloat16:
+        if place.kept[0].dtype != self.dtype:
             return super().step(ids, place)
         B = len(ids)
         cos, sin = self._angles(place.positions)

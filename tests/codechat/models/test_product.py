@@ -33,22 +33,42 @@ SHAPES = {
     "gated, biases": SHAPE,
     "normed queries and keys in groups": GROUPS,  # and a head of 48, which is no multiple of 32
 }
-ULP = 2**-7  # of bfloat16, relative
+# the largest rounding of a number, relative
+HALF_ULP = {torch.bfloat16: 2**-8, torch.float32: 1e-5}
+NEAR = {torch.bfloat16: 0.05, torch.float32: 1e-4}  # of a state
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return DTYPES[request.param]
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(
-        tmp_path_factory.mktemp("row"), "librow.so", "product_runs_here", "product.c", "row.c"
+        tmp_path_factory.mktemp("row"),
+        "librow.so",
+        "product_runs_here",
+        "product.c",
+        "row.c",
+        float32=dtype == torch.float32,
     )
 
 
 @pytest.fixture
-def built(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(product, "LIBRARY", library)
+def built(
+    library: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[torch.dtype]:
+    """The library alone for its dtype."""
+    use(monkeypatch, {dtype: library})
+    assert product.library(dtype) is not None
+    yield dtype
     product.library.cache_clear()
-    assert product.library() is not None
-    yield
+
+
+def use(monkeypatch: pytest.MonkeyPatch, libraries: dict[torch.dtype, Path]) -> None:
+    monkeypatch.setattr(product, "LIBRARIES", libraries)
     product.library.cache_clear()
 
 
@@ -61,25 +81,29 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.fixture
-def bfloat16() -> Iterator[None]:
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+def decoding(dtype: torch.dtype) -> Iterator[None]:
+    with torch.inference_mode(), products_in(dtype):
         yield
 
 
-def weight_of(n_out: int, n_in: int) -> torch.Tensor:
+def products_in(dtype: torch.dtype) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+def weight_of(n_out: int, n_in: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     rng = torch.Generator().manual_seed(n_out)
-    return (torch.randn(n_out, n_in, generator=rng) * n_in**-0.5).bfloat16()
+    return (torch.randn(n_out, n_in, generator=rng) * n_in**-0.5).to(dtype)
 
 
 @pytest.fixture(params=["in tiles", "in vectors"])
-def either_way(built: None, request: pytest.FixtureRequest) -> Iterator[None]:
+def either_way(built: torch.dtype, request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     """Of a processor with tiles; one without computes in vectors both times."""
-    library = product.library()
+    library = product.library(built)
     assert library is not None
     in_tiles = ctypes.c_int.in_dll(library, "in_tiles")
     before = in_tiles.value
     in_tiles.value = before and request.param == "in tiles"
-    yield
+    yield built
     in_tiles.value = before
 
 
@@ -87,44 +111,41 @@ def either_way(built: None, request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("n_in", [64, 96, 576])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 16, 17, 32, 33, 70])
 def test_a_product_is_that_of_float64_rounded_once(
-    either_way: None, rows: int, n_in: int, biased: bool, threads: int
+    either_way: torch.dtype, rows: int, n_in: int, biased: bool, threads: int
 ) -> None:
-    weight = weight_of(192, n_in)
-    bias = torch.linspace(-2, 2, 192).bfloat16() if biased else None
+    weight = weight_of(192, n_in, either_way)
+    bias = torch.linspace(-2, 2, 192).to(either_way) if biased else None
     found = product.product_of(weight, bias)
     assert found is not None
-    x = torch.randn(rows, n_in, generator=torch.Generator().manual_seed(7)).bfloat16()
+    x = torch.randn(rows, n_in, generator=torch.Generator().manual_seed(7)).to(either_way)
     y = found(x)
     alone = torch.cat([found(row) for row in x.split(1)])
     right = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    torch.testing.assert_close(y.double(), right, rtol=ULP / 2 * 1.01, atol=1e-5)
+    torch.testing.assert_close(y.double(), right, rtol=HALF_ULP[either_way] * 1.01, atol=1e-5)
     assert torch.equal(y, alone)
 
 
-def test_the_weight_may_lie_in_any_order(built: None) -> None:
-    weight = weight_of(192, 64)
-    x = torch.ones(64).bfloat16()
+def test_the_weight_may_lie_in_any_order(built: torch.dtype) -> None:
+    weight = weight_of(192, 64, built)
+    x = torch.ones(64).to(built)
     found = product.product_of(weight.T.contiguous().T, None)
     usual = product.product_of(weight, None)
     assert found is not None and usual is not None
     assert torch.equal(found(x), usual(x))
 
 
-@pytest.mark.parametrize(
-    "weight",
-    [weight_of(100, 64), weight_of(64, 80), weight_of(64, 64).float()],
-    ids=["outputs", "inputs", "float32"],
-)
-def test_other_weights_have_no_such_product(built: None, weight: torch.Tensor) -> None:
-    assert product.product_of(weight, None) is None
+@pytest.mark.parametrize("size", [(100, 64), (64, 80)], ids=["outputs", "inputs"])
+def test_other_weights_have_no_such_product(built: torch.dtype, size: tuple[int, int]) -> None:
+    assert product.product_of(weight_of(*size, built), None) is None
+    assert product.product_of(weight_of(64, 64, torch.float16), None) is None
 
 
 def test_without_the_library_there_is_no_such_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(product, "LIBRARY", tmp_path / "libproduct.so")
-    product.library.cache_clear()
-    assert product.library() is None
+    use(monkeypatch, {torch.bfloat16: tmp_path / "libproduct.so"})
+    assert product.library(torch.bfloat16) is None
+    assert product.library(torch.float32) is None
     product.library.cache_clear()
 
 
@@ -141,7 +162,8 @@ def states(reader: Reader, cache: KVCache, n_tokens: int = 20, first_row: int = 
 
 def by_torch(reader: Reader) -> Reader:
     """The same with torch's operations between the products in C."""
-    return replace(reader, short=one_token.ShortWay(reader.model, torch.bfloat16))
+    assert reader.short is not None
+    return replace(reader, short=one_token.ShortWay(reader.model, reader.short.dtype))
 
 
 def assert_as_near(got: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:
@@ -154,13 +176,11 @@ PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [11, 12], [21, 22, 23, 24, 25]]
 ROWS = {"one": [[4]], "of one length": [[1, 2, 3], [4, 5, 6]], "padded": PROMPTS}
 
 
-def filled(
-    reader: Reader, prompts: list[list[int]], dtype: torch.dtype = torch.bfloat16
-) -> KVCache:
-    """The prompts, padded on the right, with room for more."""
+def filled(reader: Reader, prompts: list[list[int]], dtype: torch.dtype | None = None) -> KVCache:
+    """The prompts, padded on the right, with room for more. dtype: none = the reader's."""
     ids, lengths = pad_right(prompts, torch.device("cpu"))
     rows, longest = ids.shape
-    cache = KVCache(reader.model.cfg, rows, longest + 25, dtype=dtype)
+    cache = KVCache(reader.model.cfg, rows, longest + 25, dtype=dtype or reader.cache_dtype)
     reader.model.hidden(ids, cache=cache, n_new=lengths)
     return cache
 
@@ -172,11 +192,29 @@ def shared(reader: Reader, prompts: list[list[int]]) -> SharedCache:
     return SharedCache(filled(reader, prompts), owner, 25)
 
 
+@pytest.mark.parametrize("dtype", ["float32"], indirect=True)
+@pytest.mark.parametrize("prompts", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@torch.inference_mode()
+def test_a_step_in_c_is_that_of_torch_in_float32(
+    built: torch.dtype, shape: GPTConfig, prompts: list[list[int]]
+) -> None:
+    reader = decoder(shape)
+    assert isinstance(reader.short, one_token.RowsInC)
+    kept = filled(reader, prompts)
+    torchs = filled(reader, prompts)
+    found = states(reader, kept)
+    right = states(by_torch(reader), torchs)
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kept.kv, torchs.kv, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"], indirect=True)
 @pytest.mark.parametrize("prompts", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @torch.inference_mode()
 def test_a_step_in_c_is_as_near_to_float32_as_torchs_in_bfloat16(
-    built: None, shape: GPTConfig, prompts: list[list[int]]
+    built: torch.dtype, shape: GPTConfig, prompts: list[list[int]]
 ) -> None:
     model = randomise(GPT(shape), 0.2).eval()
     plain = reader_of(model, graph=False)
@@ -191,7 +229,7 @@ def test_a_step_in_c_is_as_near_to_float32_as_torchs_in_bfloat16(
     assert_as_near(kept.kv.float(), torchs.kv, exact.kv)
 
 
-def reader_in_bfloat16(shape: GPTConfig) -> Reader:
+def decoder(shape: GPTConfig) -> Reader:
     model = randomise(GPT(shape), 0.2)
     return reader_of(model.eval(), graph=False)
 
@@ -199,9 +237,9 @@ def reader_in_bfloat16(shape: GPTConfig) -> Reader:
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["padded", "one"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_row_behind_a_shared_prefix_has_the_bits_of_that_row_alone(
-    built: None, bfloat16: None, shape: GPTConfig, prompts: list[list[int]]
+    built: torch.dtype, decoding: None, shape: GPTConfig, prompts: list[list[int]]
 ) -> None:
-    reader = reader_in_bfloat16(shape)
+    reader = decoder(shape)
     together = shared(reader, prompts)
     found = states(reader, together)
     for number, owner in enumerate(together.owner.tolist()):
@@ -210,13 +248,14 @@ def test_a_row_behind_a_shared_prefix_has_the_bits_of_that_row_alone(
         assert torch.equal(bits[:, 0], found[:, number])
         whole = filled(reader, prompts[owner : owner + 1])
         near = states(reader, whole, first_row=number)
-        torch.testing.assert_close(near[:, 0], found[:, number], rtol=0.05, atol=0.05)
+        error = NEAR[built]
+        torch.testing.assert_close(near[:, 0], found[:, number], rtol=error, atol=error)
 
 
 def test_what_a_row_becomes_does_not_depend_on_the_rows_beside_it(
-    built: None, bfloat16: None
+    built: torch.dtype, decoding: None
 ) -> None:
-    reader = reader_in_bfloat16(GROUPS)
+    reader = decoder(GROUPS)
     found = states(reader, filled(reader, PROMPTS))
     first = filled(reader, PROMPTS).select(slice(1))
     alone = states(reader, first)
@@ -224,9 +263,9 @@ def test_what_a_row_becomes_does_not_depend_on_the_rows_beside_it(
 
 
 def test_rows_may_keep_their_new_token_each_in_a_column_of_its_own(
-    built: None, bfloat16: None
+    built: torch.dtype, decoding: None
 ) -> None:
-    reader = reader_in_bfloat16(GROUPS)
+    reader = decoder(GROUPS)
     assert isinstance(reader.short, one_token.RowsInC)
     alone = [filled(reader, [prompt]) for prompt in PROMPTS]
     kept = torch.cat([cache.kv[..., :10, :] for cache in alone], 2)
@@ -243,14 +282,14 @@ def test_rows_may_keep_their_new_token_each_in_a_column_of_its_own(
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_a_step_in_c_has_the_same_bits_on_two_threads(
-    built: None, bfloat16: None, rows: int
+    built: torch.dtype, decoding: None, rows: int
 ) -> None:
-    reader = reader_in_bfloat16(GROUPS)
+    reader = decoder(GROUPS)
     found = []
     before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        cache = KVCache(GROUPS, rows, 40, dtype=torch.bfloat16)
+        cache = KVCache(GROUPS, rows, 40, dtype=built)
         found.append(states(reader, cache))
     torch.set_num_threads(before)
     assert torch.equal(*found)
@@ -262,26 +301,28 @@ def test_a_step_in_c_has_the_same_bits_on_two_threads(
     ids=["kind of MLP", "heads of 8", "80 numbers"],
 )
 def test_shapes_that_row_c_does_not_know_take_torchs_operations(
-    built: None, bfloat16: None, other: dict[str, Any]
+    built: torch.dtype, decoding: None, other: dict[str, Any]
 ) -> None:
-    reader = reader_in_bfloat16(replace(SHAPE, **other))
+    reader = decoder(replace(SHAPE, **other))
     assert type(reader.short) is one_token.ShortWay
     assert reader.cache_dtype == torch.float32
 
 
-def test_a_cache_in_float32_takes_torchs_operations(built: None, bfloat16: None) -> None:
-    reader = reader_in_bfloat16(SHAPE)
-    in_float32 = states(reader, KVCache(SHAPE, 1, 30))
-    assert torch.equal(in_float32, states(by_torch(reader), KVCache(SHAPE, 1, 30)))
+def test_a_cache_in_another_dtype_takes_torchs_operations(
+    built: torch.dtype, decoding: None
+) -> None:
+    reader = decoder(SHAPE)
+    other = torch.float64 if built == torch.float32 else torch.float32
+    caches = [KVCache(SHAPE, 1, 30, dtype=other) for _ in range(2)]
+    assert torch.equal(states(reader, caches[0]), states(by_torch(reader), caches[1]))
 
 
 def test_without_the_library_keys_and_values_are_float32_and_torch_computes(
-    built: None, bfloat16: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: torch.dtype, decoding: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert reader_in_bfloat16(SHAPE).cache_dtype == torch.bfloat16
-    monkeypatch.setattr(product, "LIBRARY", tmp_path / "none.so")
-    product.library.cache_clear()
-    reader = reader_in_bfloat16(SHAPE)
+    assert decoder(SHAPE).cache_dtype == built
+    use(monkeypatch, {built: tmp_path / "none.so"})
+    reader = decoder(SHAPE)
     assert reader.cache_dtype == torch.float32
     assert type(reader.short) is one_token.ShortWay
 
@@ -295,29 +336,29 @@ def one_by_one(reader: Reader, cache: KVCache, prompt: list[int]) -> torch.Tenso
 @pytest.mark.parametrize("at_once", [3, 128])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_prompt_has_the_bits_of_its_tokens_one_by_one(
-    built: None,
-    bfloat16: None,
+    built: torch.dtype,
+    decoding: None,
     shape: GPTConfig,
     at_once: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reading, "TOKENS_AT_ONCE", at_once)
-    reader = reader_in_bfloat16(shape)
+    reader = decoder(shape)
     ids, lengths = pad_right(PROMPTS, torch.device("cpu"))
-    together = KVCache(shape, 3, 12, dtype=torch.bfloat16)
+    together = KVCache(shape, 3, 12, dtype=built)
     found = reader.prompts(ids, together, lengths)
     assert together.lengths.tolist() == [9, 2, 5]
     for number, prompt in enumerate(PROMPTS):
-        alone = KVCache(shape, 1, 12, dtype=torch.bfloat16)
+        alone = KVCache(shape, 1, 12, dtype=built)
         n = len(prompt)
         assert torch.equal(found[number, :n], one_by_one(reader, alone, prompt))
         assert torch.equal(together.kv[:, :, number, :, :n], alone.kv[:, :, 0, :, :n])
 
 
 def test_a_prompt_behind_kept_tokens_has_the_bits_of_its_tokens_one_by_one(
-    built: None, bfloat16: None
+    built: torch.dtype, decoding: None
 ) -> None:
-    reader = reader_in_bfloat16(GROUPS)
+    reader = decoder(GROUPS)
     caches = [shared(reader, PROMPTS).select(slice(2, 3)) for _ in range(2)]
     for prompt in ([31, 32, 33], [41, 42]):
         found = reader.prompts(torch.tensor([prompt]), caches[0])
@@ -325,11 +366,11 @@ def test_a_prompt_behind_kept_tokens_has_the_bits_of_its_tokens_one_by_one(
 
 
 def test_a_row_has_the_same_bits_behind_shorter_and_longer_ones(
-    built: None, bfloat16: None
+    built: torch.dtype, decoding: None
 ) -> None:
     """A longer row moves the columns of a shorter one's new tokens."""
     shape = replace(GROUPS, depth=6, block_size=256)
-    reader = reader_in_bfloat16(shape)
+    reader = decoder(shape)
     squares = [i * i % 90 for i in range(130)]
     ends = [
         3,
@@ -347,7 +388,7 @@ def test_a_row_has_the_same_bits_behind_shorter_and_longer_ones(
         rows = len(some)
         cpu = torch.device("cpu")
         ids, lengths = pad_right(some, cpu)
-        cache = KVCache(shape, rows, 256, dtype=torch.bfloat16)
+        cache = KVCache(shape, rows, 256, dtype=built)
         reader.prompts(ids, cache, lengths)
         states = []
         for token in squares[:100]:
@@ -363,10 +404,10 @@ def test_a_row_has_the_same_bits_behind_shorter_and_longer_ones(
         assert torch.equal(beside, alone[:, 0]), ends[number]
 
 
-def test_long_prompts_and_a_cache_in_float32_take_the_model(
-    built: None, bfloat16: None, monkeypatch: pytest.MonkeyPatch
+def test_long_prompts_and_a_cache_in_another_dtype_take_the_model(
+    built: torch.dtype, decoding: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = reader_in_bfloat16(SHAPE)
+    reader = decoder(SHAPE)
     calls = list[int]()
     hidden = GPT.hidden
 
@@ -376,7 +417,8 @@ def test_long_prompts_and_a_cache_in_float32_take_the_model(
 
     monkeypatch.setattr(GPT, "hidden", noted)
     monkeypatch.setattr(reading, "SHORT_PROMPT", 5)
-    for dtype, length in ((torch.bfloat16, 5), (torch.bfloat16, 6), (torch.float32, 4)):
+    other = torch.bfloat16 if built == torch.float32 else torch.float32
+    for dtype, length in ((built, 5), (built, 6), (other, 4)):
         cache = KVCache(SHAPE, 1, 10, dtype=dtype)
         reader.prompts(torch.arange(length)[None], cache)
         assert cache.extent == length
@@ -397,7 +439,7 @@ REQUESTS = [
 
 
 @pytest.fixture
-def in_c(built: None, bfloat16: None) -> GPT:
+def in_c(built: torch.dtype, decoding: None) -> GPT:
     shape = replace(GROUPS, block_size=640)
     return randomise(GPT(shape), 0.2).eval()
 
@@ -439,7 +481,8 @@ def test_behind_the_same_tools_a_request_has_the_bits_of_that_request_alone(in_c
         assert abs(difference) < 0.05
 
 
-def test_whole_prompts_are_run_where_nothing_is_in_c(bfloat16: None) -> None:
+@torch.inference_mode()
+def test_whole_prompts_are_run_where_nothing_is_in_c() -> None:
     shape = replace(SHAPE, mlp="gelu", block_size=640)
     model = randomise(GPT(shape), 0.2).eval()
     assert generate.first_turns(model, REQUESTS, END) is None
