@@ -512,14 +512,12 @@ class _Reader:
             return schema
         if self._takes("{"):
             schema = self._object("}")
-            if not schema["properties"]:
-                if "additionalProperties" in schema:
-                    return {
-                        "type": "object",
-                        "additionalProperties": schema["additionalProperties"],
-                    }
-                return schema | {"additionalProperties": False}
-            return schema
+            if schema["properties"]:
+                return schema
+            further = schema.get("additionalProperties")
+            if further:
+                return {"type": "object", "additionalProperties": further}
+            return schema | {"additionalProperties": False}
         literal = _LITERAL.match(self.text, self.at)
         if literal:
             self.at = literal.end()
@@ -564,8 +562,7 @@ def _read_member(part: str | Schema, types: bool) -> Schema:
 
 def listed_parameters(parameters: Mapping[str, Any]) -> Schema:
     """{"type", "properties", "required"} of a tool's parameters as far as a list can say it; a
-    union's alternatives are
-    put together: what is required in all of them is required."""
+    union's alternatives are put together: what is required in all of them is required."""
     schema = _Simplifier(parameters).simple(parameters)
     alternatives = [one for one in schema.get("anyOf", [schema]) if one.get("type") == "object"]
     properties: Schema = {}
@@ -715,13 +712,11 @@ def path_of(root: Mapping[str, Any], reference: Any) -> list[str] | None:
             unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/")
         ]
     for key in ("$defs", "definitions"):
-        for name, one in (root.get(key) or {}).items():
-            named = (
-                [one.get("$id"), one.get("id"), f"#{one.get('$anchor')}"]
-                if isinstance(one, Mapping)
-                else []
-            )
-            if reference in named:
+        parts = root.get(key)
+        for name, one in parts.items() if isinstance(parts, Mapping) else ():
+            if not isinstance(one, Mapping):
+                continue
+            if reference in (one.get("$id"), one.get("id"), f"#{one.get('$anchor')}"):
                 return [key, name]
     return None
 
