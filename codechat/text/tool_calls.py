@@ -161,18 +161,17 @@ def _value_after(text: str, tags: list[int], n: int) -> Read:
             return _literal(text, start, tags[n + 1]) or bad
 
 
-def value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """(value, its end) of the JSON or Python literal that begins at `start`; None where there
-    is none. A tag inside a string is part of the string."""
+def value_at(text: str, start: int) -> Read | None:
+    """The JSON or Python literal that begins at `start`; None where there is none. A tag inside
+    a string is part of the string."""
     token = _TOKEN.match(text, start)
     if not token or token[1] not in (None, "{", "["):
         return None
     if token[1]:
-        read = _strict(text, token.start(1)) or _literal(text, token.start(1), len(text))
-        return (read.value, read.end) if read else None
+        return _strict(text, token.start(1)) or _literal(text, token.start(1), len(text))
     listed = f"[{token[0]}]"  # the reader ends a value with its bracket
     read = _literal(listed, 0, len(listed), quoted=False)
-    return (read.value[0], token.end()) if read else None
+    return read and read._replace(value=read.value[0], end=token.end())
 
 
 def function_of(item: Any) -> Any:
