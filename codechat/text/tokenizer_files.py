@@ -138,7 +138,7 @@ def _with_all_tokens(
     text = path.read_text(encoding="utf-8")
     made = parsed(spec, text)
     before = made.get_added_tokens_decoder()
-    more = config.get(EXTRA[0]) or config.get(EXTRA[1]) or []
+    more: Any = next(filter(None, map(config.get, EXTRA)), [])
     more = more.values() if isinstance(more, dict) else more
     extra = [content for content in map(_content, more) if content]
     table = config.get("added_tokens_decoder")
@@ -154,7 +154,9 @@ def _with_all_tokens(
     as_saved = json.loads(text)
     dropout = (as_saved.get("model") or {}).get("dropout")
     changed = as_saved.get("truncation") or as_saved.get("padding") or dropout
-    return made.to_str() if changed or made.get_added_tokens_decoder() != before else text
+    if changed or made.get_added_tokens_decoder() != before:
+        return str(made.to_str())
+    return text
 
 
 def _add_listed(made: Any, spec: str, table: Any) -> None:
