@@ -143,14 +143,11 @@ def sample(
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     # prompt, sample
     rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]
-    done = {row: Completion([], [], "context") for row in rows if not budgets[row[0]]}
+    done = {(i, n): Completion([], [], "context") for i, n in rows if not budgets[i]}
     # similar lengths together need little padding
-    order = sorted(
-        (r for r in rows if r not in done),
-        key=lambda row: (prefixes[row[0]], len(prompts[row[0]]), row),
-    )
-
-    lengths = [(prefixes[i], len(prompts[i])) for i, _ in order]
+    sizes = [(prefix, len(prompt)) for prefix, prompt in zip(prefixes, prompts)]
+    order = sorted((row for row in rows if row not in done), key=lambda row: (sizes[row[0]], row))
+    lengths = [sizes[i] for i, _ in order]
     # before weights are copied: that takes memory
     parts = _parts(model, lengths, max(budgets, default=0), samples_per_prompt, n_kept)
     reader = _reader(model, graph if grammars is None else False)
