@@ -579,23 +579,25 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
         field = leaves.get(name)
         if field and field.takes(tuple):
             several = [given] if isinstance(given, str) else _take_following(words)
-            means_nothing = len(several) == 1 and means_none(field.type, several[0])
-            values[name] = (
-                None if means_nothing else [*(values.get(name) or ()), *split_words(several)]
-            )
-            continue
-        if name in values:
+            if len(several) == 1 and means_none(field.type, several[0]):
+                values[name] = None
+            else:
+                values[name] = [*(values.get(name) or ()), *split_words(several)]
+        elif name in values:
             raise ConfigError(f"{flag_of(name)} is given twice (once as {word}); keep one")
-        if given is None and field and field.takes(bool):
-            given = words.pop(0) if words and _is_bool(field, words[0]) else True
-        elif given is None:
-            if not words or words[0].startswith("--"):
-                raise ConfigError(
-                    f"{word} needs a value; for text that begins with -- write {word}=TEXT"
-                )
-            given = words.pop(0)
-        values[name] = given
+        else:
+            values[name] = _take_value(word, field, words) if given is None else given
     return values
+
+
+def _take_value(flag: str, field: Field | None, words: list[str]) -> str | bool:
+    """Remove the word that is the value of a flag, and return it; true for a switch that no
+    value follows."""
+    if field and field.takes(bool):
+        return words.pop(0) if words and _is_bool(field, words[0]) else True
+    if not words or words[0].startswith("--"):
+        raise ConfigError(f"{flag} needs a value; for text that begins with -- write {flag}=TEXT")
+    return words.pop(0)
 
 
 def _read_flag(cls: type, word: str, extra: set[str]) -> tuple[str, str | bool | None]:
