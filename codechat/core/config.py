@@ -69,9 +69,8 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
 
 class Settings:
     """Base of settings groups, which a configuration inherits, several at once. The
-    `__post_init__` of each group
-    ends here: a word for None becomes None, as it does on a command line, and numbers are
-    within their bounds."""
+    `__post_init__` of each group ends here: a word for None becomes None, as it does on a command
+    line, and numbers are within their bounds."""
 
     def __post_init__(self) -> None:
         for name, field in fields_of(type(self)).items():
@@ -330,14 +329,17 @@ def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> Non
         most = field.meta.get("most", math.inf)
         if value is None or not {"least", "most"} & field.meta.keys():
             continue
-        if not (least <= value <= most and math.isfinite(value)):
-            finite = "" if math.isfinite(value) else "finite"
-            above = f"at least {least}" if math.isfinite(least) else ""
-            below = f"at most {most}" if math.isfinite(most) else ""
-            bounds = " and ".join(filter(None, [finite, above, below]))
-            flag = flag_of(prefix + name)
-            spelled = "" if name in flag else f" ({name})"
-            raise ConfigError(f"{flag}{spelled} is {value}; it must be {bounds}")
+        finite = math.isfinite(value)
+        if finite and least <= value <= most:
+            continue
+        bounds = [] if finite else ["finite"]
+        if math.isfinite(least):
+            bounds.append(f"at least {least}")
+        if math.isfinite(most):
+            bounds.append(f"at most {most}")
+        flag = flag_of(prefix + name)
+        spelled = "" if name in flag else f" ({name})"
+        raise ConfigError(f"{flag}{spelled} is {value}; it must be {' and '.join(bounds)}")
 
 
 # ---- from mappings

@@ -307,15 +307,14 @@ class Conversation:
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[KVCache, Tensor]:
         """The cache of a prompt with room for more tokens, and its last state (1, D)."""
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, prompt)))
+        beginning = takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, prompt))
         # at least one token is run: its last state gives the next token
-        same = min(same, self.cache.extent, len(prompt) - 1)
+        same = min(len(list(beginning)), self.cache.extent, len(prompt) - 1)
         kv = self.cache.kv
-        # twice the need, so that a growing conversation is seldom copied
-        if kv.shape[4] < len(prompt) + room:
-            self.cache = KVCache(
-                self.reader.model.cfg, 1, 2 * (len(prompt) + room), kv.device, kv.dtype
-            )
+        needed = len(prompt) + room
+        if kv.shape[4] < needed:
+            # twice the need, so that a growing conversation is seldom copied
+            self.cache = KVCache(self.reader.model.cfg, 1, 2 * needed, kv.device, kv.dtype)
             self.cache.kv[..., :same, :] = kv[..., :same, :]
         self.ids = list(prompt)
         self.cache.extent = same
@@ -366,8 +365,7 @@ def prefill(reader: Reader, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     with room for more tokens (0 = the caller keeps them elsewhere), and last states (B, D)."""
     model = reader.model
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.prefix_lengths)]
-    sizes = [len(p) - len(head) for p, head in zip(batch.prompts, heads)]
-    longest = max(sizes)
+    longest = max(len(p) - len(head) for p, head in zip(batch.prompts, heads))  # of the rests
     nothing_shared = len(set(heads)) == len(heads)
     # in C a rest is run apart in any case: the bits of a row then depend on no other
     if nothing_shared and not (longest and reader.takes_rests(longest)):

@@ -124,11 +124,12 @@ def parse_calls(text: str) -> list[Call]:
     n = 0
     while n < len(tags) - 1:
         read = _value_after(text, tags, n)
-        items = read.value if isinstance(read.value, list) and read.value else [read.value]
-        calls += [read_call(item, read.form) for item in items]
         n = max(n + 1, bisect_left(tags, read.end))  # a tag inside the value begins no call
-        if calls[-1].form != "bad_json":
-            calls[-1] = calls[-1]._replace(after=text[read.end : tags[n]].strip())
+        items = read.value if isinstance(read.value, list) and read.value else [read.value]
+        *listed, last = [read_call(item, read.form) for item in items]
+        if last.form != "bad_json":
+            last = last._replace(after=text[read.end : tags[n]].strip())
+        calls += [*listed, last]
     return [call for call in calls if call.name != NOTHING]
 
 
@@ -490,10 +491,10 @@ def answer_text(message: Mapping[str, Any]) -> str:
         # what is no function is a call that cannot be read: it has no name
         function = given if isinstance(given, Mapping) else {}
         arguments = function.get("arguments") or "{}"
-        written = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
-        named = f'{{"name": {json.dumps(function.get("name"))}, "arguments": {written}}}'
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        name = json.dumps(function.get("name"))
+        named = f'{{"name": {name}, "arguments": {arguments}}}'
         lines.append(f"{CALL_TAG} {escape_tags(named)}")
     return "\n".join(lines)
 

@@ -539,8 +539,8 @@ def _read_union(parts: Sequence[str | Schema]) -> Schema:
         return {"enum": words} if named is None else named
     types = all(word in TYPES or word == "any" for word in words)
     members = [_read_member(part, types) for part in parts]
-    # beside values null is one
-    if not any("enum" in one for part, one in zip(parts, members) if part != "null"):
+    others = [one for part, one in zip(parts, members) if part != "null"]
+    if not any("enum" in one for one in others):  # beside values, null is one of them
         members = [{"type": "null"} if part == "null" else one for part, one in zip(parts, members)]
     return union(members)
 
@@ -576,9 +576,9 @@ def listed_parameters(parameters: Mapping[str, Any]) -> Schema:
     # a name that one alternative does without may be left out
     due = set(properties).intersection(*(one.get("required", ()) for one in alternatives))
     explicit = parameters.get("additionalProperties")
-    if not further and not properties and (explicit is True or explicit == {}):
-        # no property is named and further keys are asked for: the tool takes any object
-        further = [{}]
+    asks_for_more = explicit is True or explicit == {}
+    if asks_for_more and not further and not properties:
+        further = [{}]  # the tool takes any object
     return _object_of(properties, due, (union(further) or True) if further else None)
 
 
