@@ -256,8 +256,8 @@ class Session:
 
     def apply_gradients(self) -> None:
         """Add the gradients of all ranks, clip their common norm, take a step. RunError, before
-        the step, if the norm is
-        not finite: such weights are never saved, so the last checkpoint is good."""
+        the step, if the norm is not finite: such weights are never saved, so the last checkpoint is
+        good."""
         # summed, not averaged: losses are divided by counts over all ranks
         for part in (self.model, *self.heads):
             sharding.sum_gradients(part)
