@@ -41,10 +41,8 @@ def product_of(weight: Tensor, bias: Tensor | None) -> Product | None:
     """x (.., in) -> (.., out), by a copy of a weight (out, in); none for other shapes and dtypes
     than `product.c` takes, and where it does not run."""
     found = library()
-    if found is None or weight.dtype != torch.bfloat16:
-        return None
     n_out, n_in = weight.shape
-    if n_out % BLOCK or n_in % 32:
+    if found is None or n_out % BLOCK or n_in % 32 or weight.dtype != torch.bfloat16:
         return None
     block = BLOCK // 2 if in_tiles() else BLOCK
     pairs = weight.contiguous().view(torch.int32).view(n_out // block, block, n_in // 2)
