@@ -94,9 +94,8 @@ RUN_DIALS = {"depth": by_depth}
 
 def bits_per_byte(model: "GPT", cfg: PretrainConfig) -> dict[str, float]:
     """Validation loss in nats per token, and in bits per byte of text, which models with
-    different tokenizers can be
-    compared by: total nats / ln 2 / bytes. Each rank reads its share of the windows. A
-    collective."""
+    different tokenizers can be compared by: total nats / ln 2 / bytes. Each rank reads its share of
+    the windows. A collective."""
     import torch
 
     from codechat.data import corpus

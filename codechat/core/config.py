@@ -69,9 +69,8 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
 
 class Settings:
     """Base of settings groups, which a configuration inherits, several at once. The
-    `__post_init__` of each group
-    ends here: a word for None becomes None, as it does on a command line, and numbers are
-    within their bounds."""
+    `__post_init__` of each group ends here: a word for None becomes None, as it does on a command
+    line, and numbers are within their bounds."""
 
     def __post_init__(self) -> None:
         for name, field in fields_of(type(self)).items():
@@ -330,14 +329,17 @@ def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> Non
         most = field.meta.get("most", math.inf)
         if value is None or not {"least", "most"} & field.meta.keys():
             continue
-        if not (least <= value <= most and math.isfinite(value)):
-            finite = "" if math.isfinite(value) else "finite"
-            above = f"at least {least}" if math.isfinite(least) else ""
-            below = f"at most {most}" if math.isfinite(most) else ""
-            bounds = " and ".join(filter(None, [finite, above, below]))
-            flag = flag_of(prefix + name)
-            spelled = "" if name in flag else f" ({name})"
-            raise ConfigError(f"{flag}{spelled} is {value}; it must be {bounds}")
+        finite = math.isfinite(value)
+        if finite and least <= value <= most:
+            continue
+        bounds = [] if finite else ["finite"]
+        if math.isfinite(least):
+            bounds.append(f"at least {least}")
+        if math.isfinite(most):
+            bounds.append(f"at most {most}")
+        flag = flag_of(prefix + name)
+        spelled = "" if name in flag else f" ({name})"
+        raise ConfigError(f"{flag}{spelled} is {value}; it must be {' and '.join(bounds)}")
 
 
 # ---- from mappings
@@ -579,23 +581,25 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
         field = leaves.get(name)
         if field and field.takes(tuple):
             several = [given] if isinstance(given, str) else _take_following(words)
-            means_nothing = len(several) == 1 and means_none(field.type, several[0])
-            values[name] = (
-                None if means_nothing else [*(values.get(name) or ()), *split_words(several)]
-            )
-            continue
-        if name in values:
+            if len(several) == 1 and means_none(field.type, several[0]):
+                values[name] = None
+            else:
+                values[name] = [*(values.get(name) or ()), *split_words(several)]
+        elif name in values:
             raise ConfigError(f"{flag_of(name)} is given twice (once as {word}); keep one")
-        if given is None and field and field.takes(bool):
-            given = words.pop(0) if words and _is_bool(field, words[0]) else True
-        elif given is None:
-            if not words or words[0].startswith("--"):
-                raise ConfigError(
-                    f"{word} needs a value; for text that begins with -- write {word}=TEXT"
-                )
-            given = words.pop(0)
-        values[name] = given
+        else:
+            values[name] = _take_value(word, field, words) if given is None else given
     return values
+
+
+def _take_value(flag: str, field: Field | None, words: list[str]) -> str | bool:
+    """Remove the word that is the value of a flag, and return it; true for a switch that no
+    value follows."""
+    if field and field.takes(bool):
+        return words.pop(0) if words and _is_bool(field, words[0]) else True
+    if not words or words[0].startswith("--"):
+        raise ConfigError(f"{flag} needs a value; for text that begins with -- write {flag}=TEXT")
+    return words.pop(0)
 
 
 def _read_flag(cls: type, word: str, extra: set[str]) -> tuple[str, str | bool | None]:

@@ -95,10 +95,10 @@ def _whole_calls(text: str, offered: Collection[str]) -> list[str]:
     python = python_calls(body, 0, offered) if body.startswith("[") else None
     if python is not None and python.end == len(body):
         return written(python.calls)
-    found = tool_calls.value_at(body, 0) if body.startswith(("[", "{")) else None
-    if found is None or body[found[1] :].strip():
+    read = tool_calls.value_at(body, 0) if body.startswith(("[", "{")) else None
+    if read is None or body[read.end :].strip():
         return []
-    items = _listed(found[0])
+    items = _listed(read.value)
     if not items or not all(map(_is_name_and_arguments, items)):
         return []
     return written(map(tool_calls.read_call, items))
@@ -196,12 +196,11 @@ def _values(text: str, at: int, closing: str = "") -> Found:
             calls += python.calls
             at = python.end
             continue
-        found = tool_calls.value_at(text, at) if text[at] in "[{" else None
-        if found is None:
+        read = tool_calls.value_at(text, at) if text[at] in "[{" else None
+        if read is None:
             raise Unreadable("text_after_call" if calls else "unreadable_call")
-        value, at = found
-        calls += map(tool_calls.read_call, _listed(value))
-        at = after_space(text, at)
+        calls += map(tool_calls.read_call, _listed(read.value))
+        at = after_space(text, read.end)
         if text.startswith((",", ";"), at):
             at += 1
 
@@ -243,8 +242,9 @@ def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
     offer."""
     items = _whole_json(text)
     if items:
-        calls = any(_is_call(item, offered) for item in items)
-        return Answer("", written(map(tool_calls.read_call, items))) if calls else None
+        if not any(_is_call(item, offered) for item in items):
+            return None
+        return Answer("", written(map(tool_calls.read_call, items)))
     names = "|".join(re.escape(json.dumps(name)) for name in offered)
     keys = "|".join(tool_calls.ARGUMENT_KEYS)
     fence = r"(?:```(?:json)?\s*)?"
@@ -253,28 +253,23 @@ def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
     )
     if begins is None:
         return None
-    found = tool_calls.value_at(text, begins.start("call"))
-    if found is None:
+    read = tool_calls.value_at(text, begins.start("call"))
+    if read is None:
         raise Unreadable("unreadable_call")
-    value, end = found
-    if text[end:].strip().strip("`"):
+    if text[read.end :].strip().strip("`"):
         raise Unreadable("text_after_call")
-    return Answer(
-        text[: begins.start()].strip(), written(map(tool_calls.read_call, _listed(value)))
-    )
+    calls = map(tool_calls.read_call, _listed(read.value))
+    return Answer(text[: begins.start()].strip(), written(calls))
 
 
 def _whole_json(text: str) -> list[Any]:
     """The items of the JSON that a text consists of, in a fence or not; none if it is something
     else."""
     body = _FENCE.sub(r"\1", text.strip())
-    found = tool_calls.value_at(body, 0) if body.startswith(("{", "[")) else None
-    if found is None:
+    read = tool_calls.value_at(body, 0) if body.startswith(("{", "[")) else None
+    if read is None or body[read.end :].strip():
         return []
-    value, end = found
-    return (
-        [] if body[end:].strip() else [function_of(item) for item in _listed(_calls_within(value))]
-    )
+    return [function_of(item) for item in _listed(_calls_within(read.value))]
 
 
 def _calls_within(value: Any) -> Any:

@@ -186,10 +186,10 @@ def _column_tools(row: Row, raw: Sequence[Any]) -> list[dict[str, Any]]:
     """The schemas in columns or at messages. The column `available_tools` counts only if
     nothing else offers tools. Unreadable if two places differ."""
     holders = [row, *(turn for turn in raw if isinstance(turn, Mapping))]
-    offered = [_schemas_at(name, holder) for holder in holders for name in OFFERED]
-    available = [_schemas_at(name, holder) for holder in holders for name in AVAILABLE]
-    # Toucan offers fewer than are available
-    offers = list(filter(None, offered)) or list(filter(None, available))
+    offers: list[list[dict[str, Any]]] = []
+    for columns in (AVAILABLE, OFFERED):  # Toucan offers fewer than are available
+        found = [_schemas_at(name, holder) for holder in holders for name in columns]
+        offers = list(filter(None, found)) or offers
     if any(offer != offers[0] for offer in offers):
         raise Unreadable("tools_differ")
     return offers[0] if offers else []

@@ -97,28 +97,17 @@ def turns_in(value: Any) -> Any:
     """The turns that a JSON text holds; any other value unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
-    found = tool_calls.value_at(value, 0)
-    if found is None:
+    read = tool_calls.value_at(value, 0)
+    if read is None or value[read.end :].strip() or not all(map(is_turn, read.value)):
         return value
-    turns, end = found
-    if value[end:].strip() or not all(map(is_turn, turns)):
-        return value
-    return turns
+    return read.value
 
 
 def continued(prompt: Any, answer: Any, where: str) -> list[Any]:
     """The turns of a prompt (text, turns or None) and of what follows it: text, a turn, or
     turns, which may begin with the prompt. Malformed if they do not fit together."""
-    before = prompt
-    if prompt is None:
-        before = []
-    elif isinstance(prompt, str):
-        before = [{"role": "user", "content": prompt}]
-    after = answer
-    if isinstance(answer, str):
-        after = [{"role": "assistant", "content": answer}]
-    elif isinstance(answer, Mapping):
-        after = [answer]
+    before = [] if prompt is None else _as_turn(prompt, "user")
+    after = [answer] if isinstance(answer, Mapping) else _as_turn(answer, "assistant")
     listed = isinstance(before, list) and isinstance(after, list) and len(after) > 0
     if not listed or not all(map(is_turn, [*before, *after])):
         got = f"a prompt of {type(prompt).__name__} and an answer of {type(answer).__name__}"
@@ -135,10 +124,16 @@ def continued(prompt: Any, answer: Any, where: str) -> list[Any]:
                 "two_systems", f"{where} has two system messages; leave one of them out"
             )
         return [*(other_system or system), *told]
-    if before and (other_system or (told and role_of(told[0])) == role_of(before[-1])):
+    same_role = before and told and role_of(told[0]) == role_of(before[-1])
+    if same_role or (before and other_system):
         fault = f"{where}: the answer's messages do not continue the prompt"
         raise Malformed("prompt_not_continued", f"{fault}; begin them after it, or with it")
     return [*before, *after]
+
+
+def _as_turn(given: Any, role: str) -> Any:
+    """A text as a list of one turn; anything else as it is."""
+    return [{"role": role, "content": given}] if isinstance(given, str) else given
 
 
 def _split_system(turns: list[Row]) -> tuple[list[Row], list[Row]]:

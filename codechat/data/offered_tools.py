@@ -91,8 +91,8 @@ def _json_part(text: str, begin: int) -> str:
     """The JSON values from `begin` on; all of the rest if there are none. A tag inside a string
     ends no value."""
     end = begin
-    while found := tool_calls.value_at(text, end):
-        _, end = found
+    while read := tool_calls.value_at(text, end):
+        end = read.end
         while end < len(text) and text[end] in ", \n\t\r":
             end += 1
     return text[begin:end] if end > begin else text[begin:]
@@ -106,11 +106,10 @@ def _schema_list(text: str) -> SchemaList:
     items: list[Any] = []
     for mark in re.finditer(r"\[\s*\{|\{", text):
         at = mark.start()
-        found = tool_calls.value_at(text, at) if at >= end else None
-        if found is None:
+        read = tool_calls.value_at(text, at) if at >= end else None
+        if read is None:
             continue
-        value, stop = found
-        more = value if isinstance(value, list) else [value]
+        more = read.value if isinstance(read.value, list) else [read.value]
         if not all(_is_schema(item) for item in more):
             continue
         if items and text[end:at].strip(" \t\r\n,"):
@@ -118,7 +117,7 @@ def _schema_list(text: str) -> SchemaList:
         if not items:
             begin = at
         items += more
-        end = stop
+        end = read.end
     return SchemaList(begin, end, items)
 
 

@@ -525,12 +525,12 @@ def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
         )
     rows = hub_rows(source) if names_hub_set(source) else local_rows(Path(source))
     for number, row in enumerate(rows, 1):
-        missing = [theirs for theirs in names.values() if theirs not in row]
-        if missing:
-            has = f"it has {', '.join(map(str, row))}"
-            raise DataError(
-                f"{source}, row {number} has no column {missing[0]!r}; {has}; correct --columns"
-            )
+        for theirs in names.values():
+            if theirs not in row:
+                has = f"it has {', '.join(map(str, row))}"
+                raise DataError(
+                    f"{source}, row {number} has no column {theirs!r}; {has}; correct --columns"
+                )
         rest = {key: value for key, value in row.items() if key not in names.values()}
         yield rest | {ours: row[theirs] for ours, theirs in names.items()}
 

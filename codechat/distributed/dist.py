@@ -120,9 +120,8 @@ def _store() -> tuple[td.Store, int, int]:
     """The store of this session, this rank, the number of ranks.
 
     Each session and restart has its own prefix: the keys of an earlier one would hang the
-    group. Over several hosts the
-    number of restarts differs: there torchrun's own rendezvous must be new
-    (docs/distributed.md)."""
+    group. Over several hosts the number of restarts differs: there torchrun's own rendezvous must
+    be new (docs/distributed.md)."""
     global _sessions
     store, me, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S))))
     one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]

@@ -39,13 +39,9 @@ def _dtype(kind: str, requested: str) -> torch.dtype:
         else torch.cuda.is_bf16_supported(including_emulation=False)
     )
     name = requested or ("bfloat16" if native else "float32")
-    why = (
-        "CODECHAT_DTYPE"
-        if requested
-        else "native"
-        if native
-        else f"this {kind} has no native bfloat16"
-    )
+    why = "native" if native else f"this {kind} has no native bfloat16"
+    if requested:
+        why = "CODECHAT_DTYPE"
     if dist.is_main():
         print(f"compute: {name} on {kind} ({why}); weights float32", file=sys.stderr)
     return getattr(torch, name)

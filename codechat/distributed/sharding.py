@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
@@ -232,12 +233,14 @@ def sum_gradients(model: nn.Module) -> None:
     if dist.world_size() == 1:
         return
     params = [p for p in model.parameters() if p.requires_grad and not is_sharded_tensor(p)]
-    ends = accumulate(p.numel() for p in params)
-    for _, some in groupby(zip(ends, params), lambda one: one[0] // BUCKET):
-        bucket = [p for _, p in some]
+    sizes = [p.numel() for p in params]
+    numbers = [end // BUCKET for end in accumulate(sizes)]  # of each weight's bucket
+    for _, members in groupby(zip(numbers, params), key=itemgetter(0)):
+        bucket = [p for _, p in members]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
         total = dist.sum_(torch.cat([grad.flatten() for grad in grads]))
-        for p, grad, part in zip(bucket, grads, total.split([p.numel() for p in bucket])):
+        parts = total.split([p.numel() for p in bucket])
+        for p, grad, part in zip(bucket, grads, parts):
             p.grad = grad.copy_(part.view_as(p))
 
 

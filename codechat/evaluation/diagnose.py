@@ -246,15 +246,14 @@ def report(d: Diagnosis, tiers: Mapping[str, float], temperature: float) -> str:
     """For people: pass@k, a histogram of tiers, the share of groups without variance, verdict
     and remedy."""
     passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in d.pass_at.items())
+    lines = [f"{passes} (n={d.group_size}, N={d.n_groups}, temperature={temperature:g})"]
     widest = max(map(len, tiers), default=0)
-    bars = [
-        f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}"
-        for name, share in tiers.items()
-    ]
-    lines = [
-        f"{passes} (n={d.group_size}, N={d.n_groups}, temperature={temperature:g})",
-        *bars,
-        f"zero variance: {d.n_groups - d.effective_groups} of {d.n_groups} groups "
+    for name, share in tiers.items():
+        bar = "#" * round(40 * share)
+        lines.append(f"  {name:<{widest}} {share:6.1%} {bar}")
+    without = d.n_groups - d.effective_groups
+    lines += [
+        f"zero variance: {without} of {d.n_groups} groups "
         f"({d.frac_zero_std_groups:.0%}); reward {d.reward_mean:.3f} ± {d.reward_std:.3f}",
         f"{d.verdict}: {d.remedy}",
     ]

@@ -93,17 +93,12 @@ def samplings(cfg: EvaluateConfig) -> list[Sampling]:
             way = Sampling("greedy", temperature)
         ways[way.name] = way
     free = list(ways.values())
-    given = (
-        [replace(free[0], name=f"{free[0].name}, call given", call_given=True)]
-        if cfg.forced_call
-        else []
-    )
-    held = [
-        replace(way, name=f"{way.name}, constrained", constrain=True)
-        for way in free
-        if cfg.constrain
-    ]
-    return free + given + held
+    rows = [*free]
+    if cfg.forced_call:
+        rows.append(replace(free[0], name=f"{free[0].name}, call given", call_given=True))
+    if cfg.constrain:
+        rows += [replace(way, name=f"{way.name}, constrained", constrain=True) for way in free]
+    return rows
 
 
 # ---- what is evaluated
@@ -201,28 +196,18 @@ def run_evaluation(
             f"got --score loglik on task {task.name}; expected "
             "a task with choices; set --score sampled"
         )
-    search = (
-        registry.instrument("contamination", "set --contamination false")
-        if cfg.contamination
-        else None
-    )
-    constrain = (
-        registry.instrument("call_grammar", "leave out --constrain") if cfg.constrain else None
-    )
+    search = None
+    if cfg.contamination:
+        search = registry.instrument("contamination", "set --contamination false")
+    constrain = None
+    if cfg.constrain:
+        constrain = registry.instrument("call_grammar", "leave out --constrain")
     problems, left_out = _load_problems(cfg, task)
     checkpoints = _checkpoints(cfg)
-    weights = {
-        reference_of(path): paths.fingerprint(checkpoint.read_meta(path)) for path in checkpoints
-    }
     sources: list[Path | Endpoint] = [*checkpoints]
     if cfg.endpoint:
-        served = Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file)
-        sources.append(served)
-        weights[served.name] = cfg.endpoint
-    parent = str(checkpoints[0]) if checkpoints else None
-    inputs: Inputs = {"code": {cfg.task: tasks.hash_code(task)}, "weights": weights}
-    for split, some in problems.items():
-        inputs[split] = {problem.id: hash_problems([problem]) for problem in some}
+        sources.append(Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file))
+    inputs = _inputs(cfg, task, problems, sources)
     with ExitStack() as opened:
         opened.enter_context(dist.session(cfg))
         cfg = scoring.with_free_name(cfg)
@@ -237,7 +222,7 @@ def run_evaluation(
                 cfg.run_name,
                 cfg,
                 kind=kind,
-                parent=parent,
+                parent=str(checkpoints[0]) if checkpoints else None,
                 resume=cfg.resume,
                 overwrite=cfg.overwrite,
             )
@@ -249,10 +234,7 @@ def run_evaluation(
         answered = dist.gather(kept)[0]
         evaluation = _Evaluation(cfg, run, task, problems, search, constrain, judge, answered)
         try:
-            rows = []
-            for source in sources:
-                subject = load_subject(cfg, source)
-                rows.append(evaluation.evaluate(subject))
+            rows = [evaluation.evaluate(load_subject(cfg, source)) for source in sources]
         except (KeyboardInterrupt, EngineLost) as stopped:
             command = f"codechat {kind} --config {run.path}/config.json --resume"
             reason = f"{stopped}; " if str(stopped) else ""
@@ -284,6 +266,24 @@ Answers = dict[Cell, dict[str, list[results.Row]]]  # by problem
 Inputs = dict[str, dict[str, str]]
 
 
+def _inputs(
+    cfg: EvaluateConfig,
+    task: tasks.Task,
+    problems: Mapping[str, Sequence[Problem]],
+    sources: Sequence[Path | Endpoint],
+) -> Inputs:
+    weights = {}
+    for source in sources:
+        if isinstance(source, Endpoint):
+            weights[source.name] = cfg.endpoint
+        else:
+            weights[reference_of(source)] = paths.fingerprint(checkpoint.read_meta(source))
+    inputs: Inputs = {"code": {cfg.task: tasks.hash_code(task)}, "weights": weights}
+    for split, some in problems.items():
+        inputs[split] = {problem.id: hash_problems([problem]) for problem in some}
+    return inputs
+
+
 def _written(run: Run) -> Inputs:
     """What the answers of a run were drawn from; nothing in one of an older version."""
     file = run.path / INPUTS
@@ -309,25 +309,10 @@ def _finished(cfg: EvaluateConfig, inputs: Inputs) -> Run | None:
 
 
 def _answered(run: Run, cfg: EvaluateConfig, inputs: Inputs) -> Answers:
-    """The completions that a run which was cut off has kept, by problem, where it has all of a
-    problem; none of other weights, problems or code than it is to have. Its other rows go: they
-    follow from these."""
-    written = _written(run)
-    found: Answers = {}
-    gone = 0
-    for row in read_rows(run.path / EXAMPLES):
-        cell = Cell(*(row.pop(name, "") for name in Cell._fields))
-        id = row.get("problem", "")
-        places = (("code", cfg.task), ("weights", cell.checkpoint), (cell.split, id))
-        now = [inputs.get(part, {}).get(name) for part, name in places]
-        then = [written.get(part, {}).get(name) for part, name in places]
-        if now == then and None not in now:
-            found.setdefault(cell, {}).setdefault(id, []).append(row)
-        else:
-            gone += 1
-    if gone:
-        what = f"{gone} completions of other weights, problems or code of the task are dropped"
-        print(f"run {run.name}: {what}, and drawn again", file=sys.stderr)
+    """The completions that an interrupted run has kept, of each problem that has all of its
+    own. Those drawn from other weights, problems or code than `inputs` are dropped. The run's
+    other rows go: they follow from these."""
+    found = _kept_answers(run, cfg, inputs)
     counts = {sampling.name: sampling.n for sampling in samplings(cfg)}
     whole: Answers = {}
     kept: list[results.Row] = []
@@ -341,6 +326,28 @@ def _answered(run: Run, cfg: EvaluateConfig, inputs: Inputs) -> Answers:
     write_atomic(run.path / EXAMPLES, json_lines(kept))
     write_json(run.path / INPUTS, inputs)
     return whole
+
+
+def _kept_answers(run: Run, cfg: EvaluateConfig, inputs: Inputs) -> Answers:
+    """The rows of examples.jsonl that were drawn from these inputs; how many were not is said
+    on stderr."""
+    written = _written(run)
+    found: Answers = {}
+    dropped = 0
+    for row in read_rows(run.path / EXAMPLES):
+        cell = Cell(*(row.pop(name, "") for name in Cell._fields))
+        id = row.get("problem", "")
+        origins = (("code", cfg.task), ("weights", cell.checkpoint), (cell.split, id))
+        now = [inputs.get(part, {}).get(name) for part, name in origins]
+        then = [written.get(part, {}).get(name) for part, name in origins]
+        if now == then and None not in now:
+            found.setdefault(cell, {}).setdefault(id, []).append(row)
+        else:
+            dropped += 1
+    if dropped:
+        what = f"{dropped} completions of other weights, problems or code of the task are dropped"
+        print(f"run {run.name}: {what}, and drawn again", file=sys.stderr)
+    return found
 
 
 @dataclass
@@ -391,10 +398,10 @@ class _Evaluation:
         known = json.dumps(
             [dict(entry) | {"step": None} for entry in subject.lineage], sort_keys=True
         )
-        report = self.searched.get(known)
-        if report is None:
+        if known not in self.searched:
             everything = list(itertools.chain.from_iterable(self.problems.values()))
-            report = self.searched[known] = self.search(everything, subject.lineage)
+            self.searched[known] = self.search(everything, subject.lineage)
+        report = self.searched[known]
         _say(report)
         return report.how
 
@@ -509,17 +516,19 @@ def choose(rows: Mapping[Path, Mapping[str, float]], k: int) -> Path:
 def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:
     """pass@1 of each later checkpoint minus the first's, by split and sampling, printed and
     returned."""
-    parts: dict[tuple[str, str, str], list[results.Row]] = {}
+    cells: dict[Cell, list[results.Row]] = {}
     for row in results.read_per_problem(run):
-        parts.setdefault((row["checkpoint"], row["split"], row["sampling"]), []).append(row)
-    first, *others = dict.fromkeys(checkpoint for checkpoint, _, _ in parts)
+        cell = Cell(row["checkpoint"], row["split"], row["sampling"])
+        cells.setdefault(cell, []).append(row)
+    first, *others = dict.fromkeys(cell.checkpoint for cell in cells)
     ways = [sampling.name for sampling in samplings(cfg)]
     summary = {}
     for split, way, name in itertools.product(cfg.split, ways, others):
-        rows = parts[name, split, way]
-        gap = results.paired_difference(parts[first, split, way], rows, seed=cfg.seed)
+        before = cells[Cell(first, split, way)]
+        after = cells[Cell(name, split, way)]
+        gap = results.paired_difference(before, after, seed=cfg.seed)
         interval = f"{gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}]"
-        print(f"{name} minus {first} on {split}: pass@1 {interval} (paired, N={len(rows)}, {way})")
+        print(f"{name} minus {first} on {split}: pass@1 {interval} (paired, N={len(after)}, {way})")
         where = split if way == ways[0] else f"{split}, {way}"
-        summary[f"{where}: {name} - {first}"] = gap._asdict() | {"N": len(rows)}
+        summary[f"{where}: {name} - {first}"] = gap._asdict() | {"N": len(after)}
     return summary

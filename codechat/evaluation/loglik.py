@@ -35,21 +35,30 @@ def score_choices(
     model: gpt.GPT, tokenizer: Tokenizer, asked: Sequence[tuple[str, Sequence[str]]]
 ) -> list[list[generate.Completion]]:
     """The continuations of each context with their log-probabilities. A context that fills the
-    block loses its
-    beginning: stop "context"."""
+    block loses its beginning: stop "context"."""
     most = max(len(continuations) for _, continuations in asked)
-    batch = rollout.RolloutBatch([None] * len(asked), [], [], [], [], most)  # type: ignore[list-item]
+    prompts = []
+    completions: list[generate.Completion] = []
     longest = 0  # tokens of a context with all its choices
     for context, continuations in asked:
         pairs = [encode_pair(tokenizer, context, continuation) for continuation in continuations]
         begun = pairs[0][0]
         choices = [ids for _, ids in pairs]
         room = model.cfg.block_size + 1 - max(map(len, choices))
+        prompt = begun[-room:]
+        prompts.append(prompt)
+        longest = max(longest, len(prompt) + sum(map(len, choices)))
         stop: generate.StopReason = "stop" if len(begun) <= room else "context"
-        batch.prompts.append(begun[-room:])
-        longest = max(longest, len(batch.prompts[-1]) + sum(map(len, choices)))
         choices += [[]] * (most - len(choices))  # a batch has groups of one size
-        batch.completions.extend(generate.Completion(ids, [], stop) for ids in choices)
+        completions += [generate.Completion(ids, [], stop) for ids in choices]
+    batch = rollout.RolloutBatch(
+        problems=[None] * len(asked),  # type: ignore[list-item]
+        prompts=prompts,
+        completions=completions,
+        texts=[],
+        scores=[],
+        group_size=most,
+    )
     table = rollout.score_logprobs(
         model,
         batch,
@@ -58,10 +67,10 @@ def score_choices(
         rows=ROWS,
     )
     scored = [
-        replace(c, logprobs=nats[: len(c.ids)])
-        for c, nats in zip(batch.completions, table.tolist())
+        replace(c, logprobs=nats[: len(c.ids)]) for c, nats in zip(completions, table.tolist())
     ]
-    return [scored[i * most :][: len(continuations)] for i, (_, continuations) in enumerate(asked)]
+    groups = [scored[at : at + most] for at in range(0, len(scored), most)]
+    return [group[: len(choices)] for group, (_, choices) in zip(groups, asked)]
 
 
 class Chooser:
@@ -76,14 +85,19 @@ class Chooser:
         self, model: Any, task: Any, problems: Sequence[Problem], *_: Any, way: str, **__: Any
     ) -> rollout.RolloutBatch:
         """way: of WAYS. What a sampler would need besides is ignored."""
+        # id -> context, {text that `score` reads: continuation}
         choices = {problem.id: task.choices(problem) for problem in problems}
-        new = [id for id in choices if id not in self.known]
-        if new:
-            asked = [(choices[id][0], list(choices[id][1].values())) for id in new]
-            self.known |= zip(new, score_choices(self.loaded.model, self.loaded.tokenizer, asked))
+        asked = {
+            id: (context, list(written.values()))
+            for id, (context, written) in choices.items()
+            if id not in self.known
+        }
+        if asked:
+            scored = score_choices(self.loaded.model, self.loaded.tokenizer, list(asked.values()))
+            self.known |= zip(asked, scored)
         batch = rollout.RolloutBatch(list(problems), [], [], [], [], 1)
         for problem in problems:
-            _, written = choices[problem.id]  # {text that `score` reads: continuation}
+            _, written = choices[problem.id]
             completions = self.known[problem.id]
             nats = [sum(c.logprobs) for c in completions]
             sizes = [1] * len(nats)

@@ -75,7 +75,11 @@ class TaskResult:
 
     @cached_property
     def pass_at(self) -> dict[int, Interval]:
-        return {k: mean_over(self.counts, _passed(self.counts, k), self.seed) for k in self.ks}
+        intervals = {}
+        for k in self.ks:
+            values = [_passed(row, k) for row in self.counts]
+            intervals[k] = mean_over(self.counts, values, self.seed)
+        return intervals
 
     @cached_property
     def reward(self) -> Interval:
@@ -148,14 +152,16 @@ class TaskResult:
     def class_shares(self) -> dict[str, dict[str, float]]:
         """Group -> class -> share of its completions; one group "" where the task has none.
         Groups whose scores name no class are left out."""
-        by = self.of_task("grouped_by")
         classes = self.of_task("classes")
+        if not classes:
+            return {}
+        by = self.of_task("grouped_by")
+        key = self.of_task("classified_by")
         counts: dict[str, Counter[str]] = {}
-        for i, example in enumerate(self.examples if classes else ()):
-            group = str(self.problems[i // self.n].meta.get(by, "other")) if by else ""
-            counts.setdefault(group, Counter())[
-                example["parts"].get(self.of_task("classified_by"), "")
-            ] += 1
+        for i, example in enumerate(self.examples):
+            problem = self.problems[i // self.n]
+            group = str(problem.meta.get(by, "other")) if by else ""
+            counts.setdefault(group, Counter())[example["parts"].get(key, "")] += 1
         return {
             name: _shares(counts[name], classes)
             for name in sorted(counts)
@@ -173,23 +179,22 @@ class TaskResult:
         formatted = self.of_task("formatted")
         if formatted:
             row["format_rate"] = self.tier_share(formatted)
-        groups = self.groups()
-        if groups:
-            row["mean_of_groups"] = sum(group.passes.value for group in groups.values()) / len(
-                groups
-            )
         for form, count in self.surfaces.items():
             name = form.replace(" ", "_")
             row[f"surface/{name}"] = count / self.total
+        groups = self.groups()
+        if groups:
+            row["mean_of_groups"] = sum(_values(groups)) / len(groups)
         opposed = self.opposed()
         if opposed:
-            row["harmonic_mean"] = harmonic_mean([group.passes.value for group in opposed.values()])
+            row["harmonic_mean"] = harmonic_mean(_values(opposed))
         for name, group in (groups | opposed).items():
             row |= group.passes.row(f"{name}/pass@1")
             row[f"{name}/n"] = group.n
+        key = self.of_task("classified_by")
         for name, shares in self.class_shares().items():
             for value, share in shares.items():
-                row[f"{name}/{self.of_task('classified_by')}_{value}".lstrip("/")] = share
+                row[f"{name}/{key}_{value}".lstrip("/")] = share
         return row | dict(
             exact_match=sum(p["c"] for p in self.counts) / self.total,
             n_samples=self.n,
@@ -208,37 +213,50 @@ class TaskResult:
         """For people: pass@k, tiers, groups. A completion that was cut off also counts under
         its tier."""
         row = self.row()
-        layout = f", format rate {row['format_rate']:.3f}" if "format_rate" in row else ""
+        accuracy = f"accuracy {row['exact_match']:.3f}"
+        if "format_rate" in row:
+            accuracy += f", format rate {row['format_rate']:.3f}"
         tiers = ", ".join(f"{tier} {self.tiers[tier]}" for tier in reversed(self.task.tiers))
-        long = sum(e["stop"] == "context" and not e["tokens"] for e in self.examples)
-        not_begun = (
-            f", of these {long} not begun (the prompt fills the model's block)" if long else ""
-        )
+        cut_off = f"cut off {self.cut_off}"
+        not_begun = sum(e["stop"] == "context" and not e["tokens"] for e in self.examples)
+        if not_begun:
+            cut_off += f", of these {not_begun} not begun (the prompt fills the model's block)"
         lines = [
             f"{title}: {self}",
-            f"  accuracy {row['exact_match']:.3f}{layout}; of {self.total} completions: {tiers}; "
-            f"cut off {self.cut_off}{not_begun}",
+            f"  {accuracy}; of {self.total} completions: {tiers}; {cut_off}",
         ]
         if self.N < FEW:
             lines.append("  few problems: such an interval says little; add rows to this split")
         if self.surfaces:
             forms = [f"{form} {count}" for form, count in self.surfaces.most_common()]
             lines.append(f"  calls were written: {', '.join(forms)}")
-        groups = self.groups()
-        classes = self.class_shares()
-        by = self.of_task("grouped_by")
-        for name, group in groups.items():
-            passes = f"pass@1 = {group.passes} ({self.settings(group.n)})"
-            shares = ", ".join(f"{c} {share:.2f}" for c, share in classes.get(name, {}).items())
-            lines.append(f"  {by} {name}: {passes}" + (f"; {shares}" if shares else ""))
-        if groups:
-            lines.append(f"  mean over {len(groups)} of {by}: {row['mean_of_groups']:.3f}")
-        words = self.of_task("opposed_by").replace("_", " ")
-        for name, group in self.opposed().items():
-            lines.append(f"  {words} {name}: pass@1 = {group.passes} ({self.settings(group.n)})")
+        lines += self._group_lines()
         if "harmonic_mean" in row:
             lines.append(f"  harmonic mean of these: {row['harmonic_mean']:.3f}")
         return "\n".join(lines)
+
+    def _group_lines(self) -> list[str]:
+        """A line for each group with its classes, their mean, and a line for each opposed group."""
+        lines = []
+        by = self.of_task("grouped_by")
+        groups = self.groups()
+        classes = self.class_shares()
+        for name, group in groups.items():
+            line = f"  {by} {name}: {self._describe(group)}"
+            shares = [f"{c} {share:.2f}" for c, share in classes.get(name, {}).items()]
+            if shares:
+                line += f"; {', '.join(shares)}"
+            lines.append(line)
+        if groups:
+            mean = sum(_values(groups)) / len(groups)
+            lines.append(f"  mean over {len(groups)} of {by}: {mean:.3f}")
+        opposed_by = self.of_task("opposed_by").replace("_", " ")
+        for name, group in self.opposed().items():
+            lines.append(f"  {opposed_by} {name}: {self._describe(group)}")
+        return lines
+
+    def _describe(self, group: Group) -> str:
+        return f"pass@1 = {group.passes} ({self.settings(group.n)})"
 
     def __str__(self) -> str:
         passes = ", ".join(f"pass@{k} = {i}" for k, i in self.pass_at.items())
@@ -251,6 +269,11 @@ class TaskResult:
 def harmonic_mean(values: Sequence[float]) -> float:
     """0 where one of the values is 0: no policy earns it by doing only one of two things."""
     return len(values) / sum(1 / value for value in values) if all(values) else 0.0
+
+
+def _values(groups: Mapping[str, Group]) -> list[float]:
+    """pass@1 of each group."""
+    return [group.passes.value for group in groups.values()]
 
 
 def _shares(counts: Counter[str], names: Iterable[str]) -> dict[str, float]:
@@ -280,9 +303,9 @@ def pass_at_1(counts: Sequence[Row], seed: int = 0) -> Interval:
     return mean_over(counts, [p["c"] / p["n"] for p in counts], seed)
 
 
-def _passed(counts: Sequence[Row], k: int) -> list[float]:
-    """pass@k of each problem."""
-    return [estimate_pass_at_k(p["n"], p["c"], k) for p in counts]
+def _passed(row: Row, k: int) -> float:
+    """pass@k of a problem."""
+    return estimate_pass_at_k(row["n"], row["c"], k)
 
 
 def paired_difference(a: Sequence[Row], b: Sequence[Row], *, k: int = 1, seed: int = 0) -> Interval:
@@ -337,13 +360,13 @@ def _clusters(rows: Iterable[Mapping[str, Any]], ids: Sequence[str]) -> list[str
 
 def _pairs(a: Sequence[Row], b: Sequence[Row], k: int) -> dict[str, _Pair]:
     """{problem: its pass@k in a and in b}, in the order of b."""
-    ids = {row["id"] for row in a}
-    if len(ids) != len(a) or ids != {row["id"] for row in b} or len(a) != len(b):
+    before = {row["id"]: row for row in a}
+    after = {row["id"]: row for row in b}
+    if before.keys() != after.keys() or not len(a) == len(b) == len(after):
         raise DataError(
             f"{len(a)} and {len(b)} problems; a paired difference needs the same ids, each once"
         )
-    before = dict(zip((row["id"] for row in a), _passed(a, k)))
-    return {row["id"]: _Pair(before[row["id"]], after) for row, after in zip(b, _passed(b, k))}
+    return {id: _Pair(_passed(before[id], k), _passed(row, k)) for id, row in after.items()}
 
 
 def clean_and_exposed(result: TaskResult, exposed: Collection[str]) -> dict[str, float]:

@@ -74,7 +74,10 @@ def evaluate_task(
     failed. model, tokenizer and tags are None for a `collect` that needs none of them; the
     default is `rollout.collect`. known: the n rows of each problem that an earlier call has
     sampled. keep: takes new rows as they come, on every rank."""
-    _check_constrainable(task, constrain)
+    if constrain and episodes.has_environment(task):
+        raise ConfigError(
+            f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain"
+        )
     _check_problems(task, problems)
     draw: Collect = collect or rollout.collect
     ends = _turn_end(tokenizer, tags)
@@ -155,10 +158,14 @@ def _chunks(problems: Sequence[Problem], n: int, rows: int) -> Iterator[Sequence
 def _shared_out(
     chunk: Sequence[Problem], n: int, rows_of: Callable[[Sequence[Problem]], list[Row]]
 ) -> list[Row]:
-    """The n rows of each problem, which the ranks share. A collective."""
+    """The n rows of each problem, in order; the ranks share the problems. A collective."""
     mine = chunk[dist.rank() :: dist.world_size()]
     parts = dist.gather(rows_of(mine) if mine else [])
-    return _in_order(parts, len(chunk), n)
+    rows: list[Row] = []
+    for i in range(len(chunk)):
+        number, rank = divmod(i, len(parts))  # rank r had the problems r, r + R, r + 2R, ...
+        rows += parts[rank][number * n : (number + 1) * n]
+    return rows
 
 
 def _rows(
@@ -194,14 +201,6 @@ def problems_once(task: Task, split: str, limit: int | None = None, seed: int = 
         count = f"{repeated.total()} problems are repeated, such as {such!r}"
         print(f"task {task.name}, split {split}: {count}; each counts once", file=sys.stderr)
     return list(found.values())
-
-
-def _check_constrainable(task: Task, constrain: Constrain | None) -> None:
-    """ConfigError for a grammar of a task with episodes."""
-    if constrain and episodes.has_environment(task):
-        raise ConfigError(
-            f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain"
-        )
 
 
 def _check_problems(task: Task, problems: Sequence[Problem]) -> None:
@@ -273,13 +272,3 @@ def _example(task: Task, batch: rollout.RolloutBatch, i: int) -> Row:
     if batch.turns:
         row["turns"] = [turn.row() for turn in batch.turns[i]]
     return row
-
-
-def _in_order(parts: Sequence[Sequence[Row]], n_problems: int, n: int) -> list[Row]:
-    """The n rows of each problem, in the order of the problems; rank r had the problems r, r +
-    R, r + 2R, ..."""
-    rows: list[Row] = []
-    for i in range(n_problems):
-        number, rank = divmod(i, len(parts))
-        rows += parts[rank][number * n : (number + 1) * n]
-    return rows

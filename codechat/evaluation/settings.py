@@ -109,7 +109,7 @@ class EvaluateConfig(TaskSettings):
         if not self.split:
             raise ConfigError("no --split; set --split test")
         # pass@1 ranks checkpoints
-        if 1 not in self.ks or not 1 <= min(self.ks) <= max(self.ks) <= self.n:
+        if 1 not in self.ks or min(self.ks) < 1 or max(self.ks) > self.n:
             raise ConfigError(
                 f"--ks {' '.join(map(str, self.ks))} with --n {self.n}; each k is from 1 to n, "
                 f"and one of them 1; set --ks 1 {self.n}"
@@ -118,14 +118,14 @@ class EvaluateConfig(TaskSettings):
             raise ConfigError(
                 f"temperature 0 with n={self.n}: all samples are the same; set --n 1 --ks 1"
             )
-        if self.score == "loglik" and (self.temperatures or self.forced_call or self.constrain):
+        held = self.forced_call or self.constrain
+        loglik = self.score == "loglik"
+        if loglik and (self.temperatures or held):
             raise ConfigError(
                 "--score loglik samples nothing; leave out "
                 "--temperatures, --forced-call and --constrain"
             )
-        if self.endpoint and (
-            self.score != "sampled" or self.forced_call or self.constrain or self.heldout_examples
-        ):
+        if self.endpoint and (loglik or held or self.heldout_examples):
             raise ConfigError(
                 "--endpoint excludes --score loglik, "
                 "--forced-call, --constrain and --heldout-examples"
@@ -134,9 +134,8 @@ class EvaluateConfig(TaskSettings):
             raise ConfigError(
                 "heldout_examples needs a --data-dir with conversations, and split select or test"
             )
-        if self.all_checkpoints and (
-            len(self.ckpt) != 1 or self.endpoint or self.split != ("select",)
-        ):
+        one_run = len(self.ckpt) == 1 and not self.endpoint
+        if self.all_checkpoints and not (one_run and self.split == ("select",)):
             raise ConfigError(
                 "--all-checkpoints chooses a checkpoint of one "
                 "run; set one --ckpt and --split select"

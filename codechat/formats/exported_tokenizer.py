@@ -100,10 +100,9 @@ def tokenizer_files(
     line ends and contents apart, while a template yields one text. So the normaliser puts the
     mark `CUT` where `chat` begins a new piece, and the pre-tokeniser splits there and drops the
     mark; not in raw text of several turns, where nothing marks the places, so a token may hold
-    the end of one turn and the beginning of the next. The template
-    raises where one text is ambiguous: content that spells a turn tag or, outside assistant
-    turns, <functioncall>. In text mode <|end|> is several tokens: `generate` needs
-    stop_strings=["<|end|>"] and its tokenizer."""
+    the end of one turn and the beginning of the next. The template raises where one text is
+    ambiguous: content that spells a turn tag or, outside assistant turns, <functioncall>. In text
+    mode <|end|> is several tokens: `generate` needs stop_strings=["<|end|>"] and its tokenizer."""
     reserved = tags == "reserved"
     template = None
     special = dict(

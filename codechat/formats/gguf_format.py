@@ -157,16 +157,12 @@ def _same(gguf: Any, head: Any, embedding: Any) -> bool:
 
 def _names(about: Mapping[str, Any]) -> dict[str, str]:
     """Hugging Face's name of each tensor that a file of this config.json may hold."""
-    stems = {
-        a.format(i): b.format(i)
-        for a, b in NAMES.items()
-        for i in range(about["num_hidden_layers"])
-    }
-    return {
-        f"{theirs}.{kind}": f"{ours}.{kind}"
-        for theirs, ours in stems.items()
-        for kind in ("weight", "bias")
-    }
+    names = {}
+    for theirs, ours in NAMES.items():
+        for i in range(about["num_hidden_layers"]):  # a name without {} is of no layer
+            for kind in ("weight", "bias"):
+                names[f"{theirs.format(i)}.{kind}"] = f"{ours.format(i)}.{kind}"
+    return names
 
 
 def _reordered(
@@ -273,11 +269,9 @@ def _weights(
 def _config(path: Path, family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """config.json without what the tensors say. ConfigError for a key that our model does not
     compute."""
-    keys = {
-        key.removeprefix(f"{family}."): value
-        for key, value in fields.items()
-        if key.startswith(f"{family}.")
-    }
+    prefix = f"{family}."
+    own = [key for key in fields if key.startswith(prefix)]
+    keys = {key.removeprefix(prefix): fields[key] for key in own}
     width = keys["embedding_length"] // keys["attention.head_count"]
     # llama.cpp's default, which is not Qwen3's in Hugging Face
     keys.setdefault("attention.key_length", width)
@@ -286,11 +280,14 @@ def _config(path: Path, family: str, fields: Mapping[str, Any]) -> dict[str, Any
         if key not in KEYS and key not in HARMLESS and value not in harmless.get(key, (0, "")):
             got = f"{path} has {family}.{key} {str(value)[:60]}"
             raise ConfigError(f"{got}, which our model does not compute; choose another model")
-    about = {ours: keys[key] for key, ours in KEYS.items() if key in keys} | {"model_type": family}
-    # 1e-6, not 9.99999997e-07
-    return {
-        name: float(str(np.float32(x))) if isinstance(x, float) else x for name, x in about.items()
-    }
+    about: dict[str, Any] = {}
+    for key, ours in KEYS.items():
+        value = keys.get(key)
+        if isinstance(value, float):
+            value = float(str(np.float32(value)))  # 1e-6, not 9.99999997e-07
+        if value is not None:
+            about[ours] = value
+    return about | {"model_type": family}
 
 
 def _tie(gguf: Any, path: Path, tensors: dict[str, Any]) -> bool:

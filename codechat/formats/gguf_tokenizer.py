@@ -2,7 +2,8 @@
 ("gpt2"); SentencePiece ones ("llama") are not read."""
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,11 @@ from codechat.core.errors import ConfigError
 from codechat.text import tokenizer_files
 
 SPECIAL = dict(bos_token="bos", eos_token="eos", pad_token="padding", unk_token="unknown")
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # kinds of tokens
+# kinds of tokens
+NORMAL = 1
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -89,41 +94,28 @@ def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     and the template."""
     parts = {key.removeprefix("tokenizer.ggml."): value for key, value in fields.items()}
     tokens = parts["tokens"]
-    split = SPLIT_OF[pre]
-    kinds = parts.get("token_type") or [1] * len(tokens)
     if len(set(tokens)) < len(tokens):
-        twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
+        [(twice, _)] = Counter(tokens).most_common(1)
         raise ConfigError(
             f"{path} has the token {twice!r} twice; required are "
             "tokens that differ; choose another file"
         )
-    vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
-    merges = [tuple(merge.split(" ")) for merge in parts["merges"]]
-    made = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocabulary, merges, ignore_merges=split.ignore_merges)
-    )
-    made.pre_tokenizer = _splitter(split)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    if split.nfc:
-        made.normalizer = tokenizers.normalizers.NFC()
-    added = [(token, kind) for token, kind in zip(tokens, kinds) if kind in (CONTROL, USER_DEFINED)]
-    made.add_tokens(
-        [tokenizers.AddedToken(t, normalized=False, special=kind == CONTROL) for t, kind in added]
-    )
+    split = SPLIT_OF[pre]
+    made = _byte_level(split, tokens, parts)
     ids = {key: parts.get(f"{theirs}_token_id") for key, theirs in SPECIAL.items()}
     special = {key: tokens[i] for key, i in ids.items() if i is not None}
-    set_flags = dict(
-        bos_token=parts.get("add_bos_token", split.begins), eos_token=parts.get("add_eos_token")
-    )
-    around = [key for key, on in set_flags.items() if on]
-    absent = [key for key in around if key not in special]
-    if absent:
-        got = f"{path} puts a {absent[0]} around every text and has none"
-        raise ConfigError(
-            f"{got}; required is tokenizer.ggml.{SPECIAL[absent[0]]}_token_id; choose another file"
-        )
+    begins = ["bos_token"] if parts.get("add_bos_token", split.begins) else []
+    ends = ["eos_token"] if parts.get("add_eos_token") else []
+    around = begins + ends
+    for key in around:
+        if key not in special:
+            raise ConfigError(
+                f"{path} puts a {key} around every text and has none; required is "
+                f"tokenizer.ggml.{SPECIAL[key]}_token_id; choose another file"
+            )
     if around:
-        first, last = ([special[key]] if on else [] for key, on in set_flags.items())
+        first = [special[key] for key in begins]
+        last = [special[key] for key in ends]
         made.post_processor = tokenizers.processors.TemplateProcessing(
             single=[*first, "$A", *last],
             pair=[*first, "$A", "$B", *last],
@@ -137,6 +129,28 @@ def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return dict(spec=f"hf:{path.stem}", json=made.to_str(), special=special, template=template)
 
 
+def _byte_level(split: Split, tokens: Sequence[str], parts: Mapping[str, Any]) -> Any:
+    """The `tokenizers` package's object of a vocabulary, with its merges and added tokens."""
+    kinds = parts.get("token_type") or [NORMAL] * len(tokens)
+    vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
+    merges = [tuple(merge.split(" ")) for merge in parts["merges"]]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, merges, ignore_merges=split.ignore_merges)
+    )
+    made.pre_tokenizer = _splitter(split)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    if split.nfc:
+        made.normalizer = tokenizers.normalizers.NFC()
+    made.add_tokens(
+        [
+            tokenizers.AddedToken(token, normalized=False, special=kind == CONTROL)
+            for token, kind in zip(tokens, kinds)
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+    )
+    return made
+
+
 def add(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
     """Tokens, their kinds, merges, the tokens around a text, and the name of the way texts are
     split. llama.cpp wants as many tokens as the embedding has rows."""
@@ -146,7 +160,7 @@ def add(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
     added = file["added_tokens"]
     ids = model["vocab"] | {t["content"]: t["id"] for t in added}
     named = {i: token for token, i in ids.items()}
-    kinds = dict.fromkeys(model["vocab"], 1)
+    kinds = dict.fromkeys(model["vocab"], NORMAL)
     kinds |= {t["content"]: CONTROL if t["special"] else USER_DEFINED for t in added}
     tokens = [named.get(i, f"[PAD{i}]") for i in range(rows)]
     writer.add_tokenizer_model("gpt2")
@@ -160,16 +174,17 @@ def add(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
         if name in SPECIAL and token in ids
     }
     first, last = tokenizer_files.around(made)
-    for name, found, set_flag in (
-        ("bos_token", first, writer.add_add_bos_token),
-        ("eos_token", last, writer.add_add_eos_token),
-    ):
-        if found and found != [special.setdefault(name, found[0])]:
+    writer.add_add_bos_token(bool(first))
+    writer.add_add_eos_token(bool(last))
+    for name, found in (("bos_token", first), ("eos_token", last)):
+        if not found:
+            continue
+        special.setdefault(name, found[0])
+        if found != [special[name]]:
             raise ConfigError(
                 f"{saved['spec']} puts tokens {found} around a "
                 f"text; a GGUF file holds the {name} alone"
             )
-        set_flag(bool(found))
     for name, i in special.items():
         writer.add_uint32(f"tokenizer.ggml.{SPECIAL[name]}_token_id", i)
 

@@ -102,15 +102,16 @@ def load(model: GPT, directory: str | Path) -> GPT:
         # arXiv:2312.03732
         scale = about["lora_alpha"] / (rank**0.5 if about.get("use_rslora") else rank)
         for name, weight in weights.items():
-            names = [f"{_stem(name)}.lora_{part}.weight" for part in "AB"]
-            a, b = map(factors.get, names)
-            if a is not None and b is not None and len(a) == rank:
-                weights[name] = weight + (scale * b.float() @ a.float()).to(weight.device)
-                for read in names:
-                    del factors[read]
+            name_a = f"{_stem(name)}.lora_A.weight"
+            name_b = f"{_stem(name)}.lora_B.weight"
+            if name_a not in factors or name_b not in factors or len(factors[name_a]) != rank:
+                continue
+            a = factors.pop(name_a).float()
+            b = factors.pop(name_b).float()
+            weights[name] = weight + (scale * b @ a).to(weight.device)
     except (KeyError, TypeError, ZeroDivisionError, RuntimeError) as error:
         raise CheckpointError(f"{directory} holds no adapter of this model ({error!r})") from None
-    if odd or factors:
+    if odd or factors:  # a factor that is left belongs to no matrix of ours
         got = f"{directory} has {odd or min(factors)}"
         raise CheckpointError(
             f"{got}; required is plain LoRA of this base "

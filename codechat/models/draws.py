@@ -147,13 +147,16 @@ def _draw_among(logits: Tensor, known: Tensor | None, u: Tensor) -> tuple[Tensor
         # first the block, then the id within it: no float64 table of the whole vocabulary
         if mass.shape[1] % BLOCK:  # imported models
             mass = F.pad(mass, (0, -mass.shape[1] % BLOCK))
-        grid = mass.unflatten(1, (-1, BLOCK))
-        cumulative = grid.sum(-1).double().cumsum(-1)  # (B, V / BLOCK)
+        blocks = mass.unflatten(1, (-1, BLOCK))
+        cumulative = blocks.sum(-1).double().cumsum(-1)  # (B, V / BLOCK)
         block, rest = invert_cumulative(cumulative, u[:, None])
-        tokens = grid[torch.arange(len(u), device=u.device), block[:, 0]]  # (B, BLOCK)
-        inside, _ = invert_cumulative(tokens.double().cumsum(-1), rest)
-        place = ids = block * BLOCK + inside  # (B, 1)
-    logprobs = mass.gather(1, place).log() - cumulative[:, -1:].log()
+        rows = torch.arange(len(u), device=u.device)
+        inside = blocks[rows, block[:, 0]].double().cumsum(-1)  # (B, BLOCK)
+        column, _ = invert_cumulative(inside, rest)
+        place = block * BLOCK + column  # (B, 1)
+        ids = place
+    total = cumulative[:, -1:]
+    logprobs = mass.gather(1, place).log() - total.log()
     return ids[:, 0], logprobs[:, 0].float()
 
 

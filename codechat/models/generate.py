@@ -143,14 +143,11 @@ def sample(
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     # prompt, sample
     rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]
-    done = {row: Completion([], [], "context") for row in rows if not budgets[row[0]]}
+    done = {(i, n): Completion([], [], "context") for i, n in rows if not budgets[i]}
     # similar lengths together need little padding
-    order = sorted(
-        (r for r in rows if r not in done),
-        key=lambda row: (prefixes[row[0]], len(prompts[row[0]]), row),
-    )
-
-    lengths = [(prefixes[i], len(prompts[i])) for i, _ in order]
+    sizes = [(prefix, len(prompt)) for prefix, prompt in zip(prefixes, prompts)]
+    order = sorted((row for row in rows if row not in done), key=lambda row: (sizes[row[0]], row))
+    lengths = [sizes[i] for i, _ in order]
     # before weights are copied: that takes memory
     parts = _parts(model, lengths, max(budgets, default=0), samples_per_prompt, n_kept)
     reader = _reader(model, graph if grammars is None else False)
@@ -310,15 +307,14 @@ class Conversation:
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[KVCache, Tensor]:
         """The cache of a prompt with room for more tokens, and its last state (1, D)."""
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, prompt)))
+        beginning = takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, prompt))
         # at least one token is run: its last state gives the next token
-        same = min(same, self.cache.extent, len(prompt) - 1)
+        same = min(len(list(beginning)), self.cache.extent, len(prompt) - 1)
         kv = self.cache.kv
-        # twice the need, so that a growing conversation is seldom copied
-        if kv.shape[4] < len(prompt) + room:
-            self.cache = KVCache(
-                self.reader.model.cfg, 1, 2 * (len(prompt) + room), kv.device, kv.dtype
-            )
+        needed = len(prompt) + room
+        if kv.shape[4] < needed:
+            # twice the need, so that a growing conversation is seldom copied
+            self.cache = KVCache(self.reader.model.cfg, 1, 2 * needed, kv.device, kv.dtype)
             self.cache.kv[..., :same, :] = kv[..., :same, :]
         self.ids = list(prompt)
         self.cache.extent = same
@@ -369,8 +365,7 @@ def prefill(reader: Reader, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     with room for more tokens (0 = the caller keeps them elsewhere), and last states (B, D)."""
     model = reader.model
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.prefix_lengths)]
-    sizes = [len(p) - len(head) for p, head in zip(batch.prompts, heads)]
-    longest = max(sizes)
+    longest = max(len(p) - len(head) for p, head in zip(batch.prompts, heads))  # of the rests
     nothing_shared = len(set(heads)) == len(heads)
     # in C a rest is run apart in any case: the bits of a row then depend on no other
     if nothing_shared and not (longest and reader.takes_rests(longest)):

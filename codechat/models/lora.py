@@ -150,8 +150,7 @@ def low_rank(
 ) -> tuple[dict[str, Tensor], float]:
     """What training changed, for `checkpoint.load`: NAME.b (out, rank) and NAME.a (rank, in) of
     each changed matrix, the nearest in squared error (Eckart and Young, 1936); other changes
-    whole. And the share of the squared change
-    that is lost: 0 where LoRA of this rank trained."""
+    whole. And the share of the squared change that is lost: 0 where LoRA of this rank trained."""
     factors = dict[str, Tensor]()
     lost = 0.0
     total = 0.0

@@ -109,16 +109,19 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
+            lr = group["lr"]
+            decay = 1 - lr * group["weight_decay"]
             shapes: dict[tuple[int, ...], list[Tensor]] = {}
             for p in group["params"]:
                 if p.grad is not None:
                     shapes.setdefault(tuple(p.shape), []).append(p)
             for (m, n), params in shapes.items():
-                update = _orthogonalise_all([self._momentum(p, group["momentum"]) for p in params])
-                for p, u in zip(params, update):
+                updates = _orthogonalise_all([self._momentum(p, group["momentum"]) for p in params])
+                rate = lr * max(1.0, m / n) ** 0.5
+                for p, update in zip(params, updates):
                     # decoupled from the gradient, as in AdamW (arXiv:1711.05101)
-                    p.mul_(1 - group["lr"] * group["weight_decay"])
-                    p.add_(u.to(p.dtype), alpha=-group["lr"] * max(1.0, m / n) ** 0.5)
+                    p.mul_(decay)
+                    p.add_(update.to(p.dtype), alpha=-rate)
 
     def _momentum(self, p: Tensor, beta: float) -> Tensor:
         """Nesterov momentum of p's gradient."""

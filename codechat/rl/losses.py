@@ -105,9 +105,8 @@ def importance_weights(
 
     Truncated importance sampling (Ionides 2008), per token as in Yao et al. 2025 ("Your
     efficient RL framework secretly brings you off-policy RL training"). The cap bounds the
-    variance and biases towards the sampler. Statistics are sums
-    over tokens: `mismatch_kl`, k3 of KL(mu || pi), and `importance_capped`, the number of
-    capped weights."""
+    variance and biases towards the sampler. Statistics are sums over tokens: `mismatch_kl`, k3 of
+    KL(mu || pi), and `importance_capped`, the number of capped weights."""
     log_ratio = torch.where(
         mask.bool(), logprobs.detach() - sampler_logprobs, torch.zeros_like(sampler_logprobs)
     )

@@ -93,14 +93,15 @@ class RolloutBatch:
         table = generate.joined_kept([(len(c.ids), c.kept) for c in self.completions])
         if table is None:
             return None
-        drawn = torch.tensor(
-            [token for c in self.completions for token in c.ids], dtype=table.dtype
-        )
-        written = torch.tensor(
-            [mine for c in self.completions for mine in c.written], dtype=torch.bool
-        )
+        ids: list[int] = []
+        written: list[bool] = []
+        for completion in self.completions:
+            ids += completion.ids
+            written += completion.written
+        drawn = torch.tensor(ids, dtype=table.dtype)
+        sampled = torch.tensor(written, dtype=torch.bool)
         among = (table == drawn[:, None]).any(1)
-        assert bool((among | ~written).all()), (
+        assert bool((among | ~sampled).all()), (
             "a sampled token is not among the ids that its sampler kept"
         )
         return table

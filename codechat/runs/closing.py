@@ -54,7 +54,8 @@ def reached(run: Run) -> str:
     first_split = next((row.get("split") for row in evaluated), None)
     evaluated = [row for row in evaluated if row.get("split") == first_split]
     for metric, name in REACHED.items():
-        if values := _values(evaluated, metric):
+        values = _values(evaluated, metric)
+        if values:
             count = evaluated[-1].get("n_problems")
             among = f" (problems: {count})" if count else ""
             return f"{name} {_at_evaluations(values)}{among}"
@@ -64,7 +65,8 @@ def reached(run: Run) -> str:
         return f"held-out loss {', '.join(told)}"
     trained = _rows(run, "metrics.jsonl")
     for metric, name in TRAINED.items():
-        if values := _values(trained, metric):
+        values = _values(trained, metric)
+        if values:
             return f"{name} {values[0]} at the first step, {values[-1]} at the last"
     return ""
 

@@ -114,8 +114,10 @@ def _place(ref: str | Path) -> Path | None:
 
 
 def no_such_run(ref: str | Path) -> MissingFile:
-    released = [status for folder in released_folders() for status in folder.glob("*/status.json")]
-    names = [name_of(p.resolve()) for p in (*run_paths(), *(status.parent for status in released))]
+    paths = run_paths()
+    for folder in released_folders():
+        paths += [status.parent for status in folder.glob("*/status.json")]
+    names = [name_of(path.resolve()) for path in paths]
     among = nearest(str(ref), names) if names else f"; there are no runs in {runs_dir()}"
     return MissingFile(f"no run {str(ref)!r}{among}{_how_to_make(str(ref))}")
 
@@ -360,24 +362,30 @@ def needed_steps(run_path: Path) -> dict[int, str]:
     """Steps that are the base of other runs' adapters, and one of these runs each."""
     real = run_path.resolve()
     began_as = re.sub(r"\.\d+$", "", name_of(real))  # before `move_away`
-    needed = {}
+    needed: dict[int, str] = {}
     for env in (*runs_dir().glob("*/env.json"), *runs_dir().glob("*/*/env.json")):
+        user = env.parent
         with contextlib.suppress(UserError, KeyError, AttributeError):  # of a damaged run
             parent = read_json(env).get("parent") or {}
             # meta.json holds a tokenizer: only those of runs that may need this one are read
             if parent.get("run") not in (name_of(real), began_as):
                 continue
-            steps = checkpoint_paths(env.parent)
-            if not steps and read_json(env.with_name("config.json")).get("lora_rank"):
-                if read_status(env.parent)["status"] == "running":
-                    needed[parent["step"]] = name_of(env.parent.resolve())
+            steps = checkpoint_paths(user)
             for step in steps.values():
                 base = base_of(read_json(step / "meta.json"))
                 folder = find_base(base) if base else None
                 number = folder and STEP.fullmatch(folder.name)
                 if folder and number and folder.parent.parent.resolve() == real:
-                    needed[int(number[1])] = name_of(env.parent.resolve())
+                    needed[int(number[1])] = name_of(user.resolve())
+            if not steps and _will_save_adapters(user):
+                needed[parent["step"]] = name_of(user.resolve())
     return needed
+
+
+def _will_save_adapters(run_path: Path) -> bool:
+    """Whether a run trains adapters right now."""
+    trains_adapters = read_json(run_path / "config.json").get("lora_rank")
+    return bool(trains_adapters) and read_status(run_path)["status"] == "running"
 
 
 def check_not_needed(name: str) -> None:

@@ -252,8 +252,8 @@ def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> Refere
     reached.
 
     A task without reference solutions gives the reason in `no_references`. A task with
-    `hollow(problem)` gives texts
-    that do nothing: if all of them earn the maximum too, the problem has failed."""
+    `hollow(problem)` gives texts that do nothing: if all of them earn the maximum too, the problem
+    has failed."""
     problems = list(problems)
     unknown = getattr(task, "no_references", "")
     if problems and unknown:
@@ -313,9 +313,8 @@ def check_reward(task: Task, problems: Iterable[Problem]) -> dict[str, float]:
     DataError if the reward raises, is not finite and from 0 to the maximum, or has an unknown
     tier."""
     problems = list(problems)[:RED_TEAM_PROBLEMS]
-    golds = (
-        [] if getattr(task, "no_references", "") else [task.gold(problem) for problem in problems]
-    )
+    referenced = [] if getattr(task, "no_references", "") else problems
+    golds = [task.gold(problem) for problem in referenced]
     paid = Counter[str]()
     for i, problem in enumerate(problems):
         # its own first; if all are equal, that one solves it
@@ -326,7 +325,8 @@ def check_reward(task: Task, problems: Iterable[Problem]) -> dict[str, float]:
         }
         for name, text in attacks.items():
             paid[name] += _attacked(task, problem, name, text).reward == task.max_reward
-    if len({json.dumps(problem.gold, sort_keys=True, default=str) for problem in problems}) < 2:
+    different = {json.dumps(problem.gold, sort_keys=True, default=str) for problem in problems}
+    if len(different) < 2:
         return {}  # one answer to all problems may be in a prompt, and is right
     return {name: n / len(problems) for name, n in paid.items() if n > SHORTCUT * len(problems)}
 

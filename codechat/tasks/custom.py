@@ -260,7 +260,11 @@ class RowsTask(OwnRows):
                 correct=False,
                 terms=dict.fromkeys(names, 0.0),
             )
-        tier = "none" if terms.mean == 0 else "full" if terms.mean == self.max_reward else "some"
+        tier = "some"
+        if terms.mean == 0:
+            tier = "none"
+        elif terms.mean == self.max_reward:
+            tier = "full"
         return Score(
             reward=terms.mean,
             tier=tier,
@@ -302,11 +306,15 @@ class RowsTask(OwnRows):
 def _spread(problems: Mapping[str, Problem], same: Mapping[str, list[str]]) -> dict[str, Problem]:
     """The problems, some of them moved into a split that is empty. same: hash of a prompt ->
     ids of its problems."""
-    prompts = {id: hashed for hashed, ids in same.items() for id in ids}
-    rows = [{"id": id, "meta": {"split": problem.split}} for id, problem in problems.items()]
-    spread_rows = spread(rows, lambda row: prompts[row["id"]])
-    splits = {row["id"]: split for split, part in spread_rows.items() for row in part}
-    return {id: replace(problem, split=splits[id]) for id, problem in problems.items()}
+    rows = []
+    for hashed, ids in same.items():
+        for id in ids:
+            rows.append({"id": id, "prompt": hashed, "meta": {"split": problems[id].split}})
+    moved = dict(problems)
+    for split, part in spread(rows, key=lambda row: row["prompt"]).items():
+        for row in part:
+            moved[row["id"]] = replace(problems[row["id"]], split=split)
+    return moved
 
 
 def _call_of_batch(function: Function, row: Row, completion: str) -> Any:

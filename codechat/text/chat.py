@@ -167,8 +167,8 @@ def between_turns(
     `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is
     tokenised again; but a template may write earlier turns anew (Qwen 3 drops their thoughts,
     Mistral's moves the tools to the last request), and then a policy continues what it wrote.
-    answer: what was sampled; its calls matter in native mode, where a template
-    may write their names beside their results."""
+    answer: what was sampled; its calls matter in native mode, where a template may write their
+    names beside their results."""
     # a dummy exchange stands for the conversation: the ids after an answer depend on the names
     # of its calls, not on its words
     readable = (

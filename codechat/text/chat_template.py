@@ -12,7 +12,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
@@ -206,8 +206,9 @@ class ChatTemplate:
         """The ids of pieces of a text that stands behind `before`; a token belongs to the piece
         in which it begins."""
         ids, starts = self.tokenizer.encode_behind(before, "".join(pieces), loses=loses)
-        inner = [bisect_left(starts, at) for at in accumulate(map(len, pieces[:-1]))]
-        return [ids[start:end] for start, end in zip([0, *inner], [*inner, len(ids)])]
+        ends = accumulate(map(len, pieces[:-1]))  # of the pieces, in characters
+        inner = [bisect_left(starts, end) for end in ends]
+        return [ids[start:end] for start, end in pairwise([0, *inner, len(ids)])]
 
     def _added_blank(self, before: str, answer: str) -> str:
         ids, _ = self.tokenizer.encode_behind(before, answer)

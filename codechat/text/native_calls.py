@@ -21,7 +21,7 @@ rewarded for what it writes.
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from codechat.text import tool_calls
@@ -283,9 +283,9 @@ def _inside(text: str, at: int, closing: str, marks: Marks) -> Found | None:
         _functions,
         _glm,
         _mistral,
-        _deepseek,
-        _kimi,
-        _marked_python,
+        partial(_marked_pairs, pattern=_DEEPSEEK),
+        partial(_marked_pairs, pattern=_KIMI),
+        partial(_python, naming=_MARKED_NAME),
     )
     for reader in readers:
         found = reader(text, at, closing, marks)
@@ -304,14 +304,12 @@ def _json_values(text: str, at: int, closing: str, marks: Marks) -> Found | None
         layout = "list"
     while True:
         at = _skipped(text, end)
-        value = tool_calls.value_at(text, at) if text.startswith(("{", "["), at) else None
-        if value is None:
+        read = tool_calls.value_at(text, at) if text.startswith(("{", "["), at) else None
+        further = _calls_of(read.value) if read else []
+        if read is None or not further:
             return Found(calls, end, layout) if calls else None
-        found = _calls_of(value[0])
-        if not found:
-            return Found(calls, end, layout) if calls else None
-        calls += found
-        end = value[1]
+        calls += further
+        end = read.end
 
 
 def _skipped(text: str, at: int) -> int:
@@ -376,24 +374,17 @@ def _glm(text: str, at: int, closing: str, marks: Marks) -> Found | None:
 def _mistral(text: str, at: int, closing: str, marks: Marks) -> Found | None:
     """A name, a mark, then the arguments as JSON."""
     name = _MISTRAL.match(text, at)
-    value = tool_calls.value_at(text, name.end()) if name else None
-    if name is None or value is None or not isinstance(value[0], dict):
+    read = tool_calls.value_at(text, name.end()) if name else None
+    if name is None or read is None or not isinstance(read.value, dict):
         return None
-    call = Call(name[1], value[0], "object")
-    return Found([call], value[1], "marks")
+    call = Call(name[1], read.value, "object")
+    return Found([call], read.end, "marks")
 
 
-def _deepseek(text: str, at: int, closing: str, marks: Marks) -> Found | None:
-    """Marks around each call, its name and its arguments."""
-    return _marked_pairs(_DEEPSEEK, text, at, marks)
-
-
-def _kimi(text: str, at: int, closing: str, marks: Marks) -> Found | None:
-    """Marks around each call; its name carries a number."""
-    return _marked_pairs(_KIMI, text, at, marks)
-
-
-def _marked_pairs(pattern: re.Pattern[str], text: str, at: int, marks: Marks) -> Found | None:
+def _marked_pairs(
+    text: str, at: int, closing: str, marks: Marks, pattern: re.Pattern[str]
+) -> Found | None:
+    """Marks around each call and, after DeepSeek, around its name and its arguments."""
     calls: list[Call] = []
     while True:
         found = pattern.match(text, at, _next_call(text, at, marks))
@@ -407,17 +398,10 @@ def _marked_pairs(pattern: re.Pattern[str], text: str, at: int, marks: Marks) ->
         at = found.end()
 
 
-def _python(text: str, at: int, closing: str, marks: Marks) -> Found | None:
-    """`[f(a=1), g()]`, where the names are those of functions in Python."""
-    return _python_named(text, at, _FUNCTION_NAME)
-
-
-def _marked_python(text: str, at: int, closing: str, marks: Marks) -> Found | None:
-    """The same behind a mark, where names may have dashes."""
-    return _python_named(text, at, _MARKED_NAME)
-
-
-def _python_named(text: str, at: int, naming: re.Pattern[str]) -> Found | None:
+def _python(
+    text: str, at: int, closing: str, marks: Marks, naming: re.Pattern[str] = _FUNCTION_NAME
+) -> Found | None:
+    """`[f(a=1), g()]`. naming: the names that functions may have."""
     at = after_space(text, at)
     found = python_calls(text, at, ()) if text.startswith("[", at) else None
     if found is None or not all(naming.fullmatch(str(call.name)) for call in found.calls):
@@ -486,11 +470,11 @@ def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
         key = _KEY.match(text, at)
         if key is None or key[1] in arguments:
             return None
-        found = tool_calls.value_at(text, key.end())
-        if found is None:
+        read = tool_calls.value_at(text, key.end())
+        if read is None:
             return None
-        arguments[key[1]], at = found
-        at = after_space(text, at)
+        arguments[key[1]] = read.value
+        at = after_space(text, read.end)
         if text.startswith(",", at):
             at += 1
         elif not text.startswith(")", at):
@@ -585,10 +569,11 @@ def _call_of(item: Any) -> Call | None:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    value = tool_calls.value_at(text, 0) if text.startswith("{") else None
-    return (
-        value[0] if value and isinstance(value[0], dict) and not text[value[1] :].strip() else None
-    )
+    """The object that a text consists of, with nothing but white space behind it."""
+    read = tool_calls.value_at(text, 0) if text.startswith("{") else None
+    if read is None or not isinstance(read.value, dict) or text[read.end :].strip():
+        return None
+    return read.value
 
 
 def _value(text: str, nullable: bool | None) -> Any:

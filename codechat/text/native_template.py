@@ -260,7 +260,8 @@ class NativeTemplate(ChatTemplate):
         key = next((key for key in tool_calls.ARGUMENT_KEYS if key in value), "")
         if list(value) != ["name", key] or value["name"] != NAME:
             return CallForm()
-        opening, closing = written[:at], written[end:]
+        opening = written[:at]
+        closing = written[end:]
         between = self._between(opening, closing) if self.several else None
         return CallForm(
             opening=opening,

@@ -19,9 +19,8 @@ ADVICE = "use the files that came with the weights"
 
 def parsed(spec: str, text: str) -> Any:
     """The `tokenizers` package's object of a tokenizer.json. Truncation, padding and dropout of
-    merges, which whoever
-    saved it had set, are off: a text has one list of ids, whole. DataError for a text that is
-    no tokenizer.json."""
+    merges, which whoever saved it had set, are off: a text has one list of ids, whole. DataError
+    for a text that is no tokenizer.json."""
     import tokenizers  # here: only imported models need it
 
     try:
@@ -107,7 +106,8 @@ def _template(path: Path, config: Mapping[str, Any]) -> str | None:
 def joined_template(named: Mapping[str, str]) -> str | None:
     """One chat template of several with names: requests with tools take tool_use, others default,
     as in transformers' get_chat_template; but an empty list offers nothing, so it takes default."""
-    default, for_tools = named.get("default"), named.get(FOR_TOOLS)
+    default = named.get("default")
+    for_tools = named.get(FOR_TOOLS)
     if default is None or for_tools is None:
         return default
     return "{% if tools %}" + _inside(for_tools) + "{% else %}" + _inside(default) + "{% endif %}"
@@ -138,7 +138,7 @@ def _with_all_tokens(
     text = path.read_text(encoding="utf-8")
     made = parsed(spec, text)
     before = made.get_added_tokens_decoder()
-    more = config.get(EXTRA[0]) or config.get(EXTRA[1]) or []
+    more: Any = next(filter(None, map(config.get, EXTRA)), [])
     more = more.values() if isinstance(more, dict) else more
     extra = [content for content in map(_content, more) if content]
     table = config.get("added_tokens_decoder")
@@ -154,7 +154,9 @@ def _with_all_tokens(
     as_saved = json.loads(text)
     dropout = (as_saved.get("model") or {}).get("dropout")
     changed = as_saved.get("truncation") or as_saved.get("padding") or dropout
-    return made.to_str() if changed or made.get_added_tokens_decoder() != before else text
+    if changed or made.get_added_tokens_decoder() != before:
+        return str(made.to_str())
+    return text
 
 
 def _add_listed(made: Any, spec: str, table: Any) -> None:

@@ -124,11 +124,12 @@ def parse_calls(text: str) -> list[Call]:
     n = 0
     while n < len(tags) - 1:
         read = _value_after(text, tags, n)
-        items = read.value if isinstance(read.value, list) and read.value else [read.value]
-        calls += [read_call(item, read.form) for item in items]
         n = max(n + 1, bisect_left(tags, read.end))  # a tag inside the value begins no call
-        if calls[-1].form != "bad_json":
-            calls[-1] = calls[-1]._replace(after=text[read.end : tags[n]].strip())
+        items = read.value if isinstance(read.value, list) and read.value else [read.value]
+        *listed, last = [read_call(item, read.form) for item in items]
+        if last.form != "bad_json":
+            last = last._replace(after=text[read.end : tags[n]].strip())
+        calls += [*listed, last]
     return [call for call in calls if call.name != NOTHING]
 
 
@@ -161,18 +162,17 @@ def _value_after(text: str, tags: list[int], n: int) -> Read:
             return _literal(text, start, tags[n + 1]) or bad
 
 
-def value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """(value, its end) of the JSON or Python literal that begins at `start`; None where there
-    is none. A tag inside a string is part of the string."""
+def value_at(text: str, start: int) -> Read | None:
+    """The JSON or Python literal that begins at `start`; None where there is none. A tag inside
+    a string is part of the string."""
     token = _TOKEN.match(text, start)
     if not token or token[1] not in (None, "{", "["):
         return None
     if token[1]:
-        read = _strict(text, token.start(1)) or _literal(text, token.start(1), len(text))
-        return (read.value, read.end) if read else None
+        return _strict(text, token.start(1)) or _literal(text, token.start(1), len(text))
     listed = f"[{token[0]}]"  # the reader ends a value with its bracket
     read = _literal(listed, 0, len(listed), quoted=False)
-    return (read.value[0], token.end()) if read else None
+    return read and read._replace(value=read.value[0], end=token.end())
 
 
 def function_of(item: Any) -> Any:
@@ -491,10 +491,10 @@ def answer_text(message: Mapping[str, Any]) -> str:
         # what is no function is a call that cannot be read: it has no name
         function = given if isinstance(given, Mapping) else {}
         arguments = function.get("arguments") or "{}"
-        written = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
-        named = f'{{"name": {json.dumps(function.get("name"))}, "arguments": {written}}}'
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        name = json.dumps(function.get("name"))
+        named = f'{{"name": {name}, "arguments": {arguments}}}'
         lines.append(f"{CALL_TAG} {escape_tags(named)}")
     return "\n".join(lines)
 

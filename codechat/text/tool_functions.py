@@ -263,16 +263,16 @@ def read_tools(
     if len(files) > 1:
         raise ConfigError(f"--tools has the Python files {files}; expected one; join them")
     file = ToolFile(Path(files[0]), trust, listed) if files else None
+    in_file = file.tools if file else {}
     here = tools_of(functions)
-    yours = [*(file.tools if file else ()), *here]
-    schemas = {name: tool.schema for name, tool in known.items()}
-    schemas |= {name: tool.schema for name, tool in here.items()}
-    schemas |= (file.tools if file else {}) | listed
+    yours = [*in_file, *here]
+    tools = {**known, **here}
+    schemas = {name: tool.schema for name, tool in tools.items()} | in_file | listed
     names = names or list(listed) or yours or list(fitting)
     for name in names:
         if name not in schemas:
             raise ConfigError(f"unknown function {name!r}{nearest(name, schemas)}")
-    runs = {name: tool.function for name, tool in {**known, **here}.items()}
+    runs = {name: tool.function for name, tool in tools.items()}
     return Toolkit({name: schemas[name] for name in names}, World(runs), file)
 
 
@@ -405,14 +405,7 @@ def schema_of(function: Callable[..., Any], name: str) -> Schema:
     where = f"{code.co_filename} line {code.co_firstlineno}: {name}" if code else name
     if not _is_plain(written):
         raise DataError(f"{where}: it is async or yields; write a plain def, and return the result")
-    try:
-        hints = typing.get_type_hints(function)
-        noted = typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise DataError(f"{where}: unknown type in its hints ({error}); import it") from None
-    except Exception as error:  # hints in quotes are the user's code and may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"{where}: its hints cannot be read ({reason}); correct them") from None
+    hints = _hints(function, where)
     parameters = inspect.signature(function).parameters
     doc = _read_doc(inspect.getdoc(function) or "", parameters)
     classes = _Classes()
@@ -428,16 +421,16 @@ def schema_of(function: Callable[..., Any], name: str) -> Schema:
                 f"if {name} is no tool, call it _{name}"
             )
             raise DataError(f"{where}: parameter {p.name} has no type hint; {remedy}")
-        properties[p.name] = classes.schema(hints[p.name], f"{where}: parameter {p.name}")
-        properties[p.name] |= _default(p.default)
-        notes = getattr(noted[p.name], "__metadata__", ())  # of Annotated
-        for note in notes:
+        hint = hints[p.name]
+        about = f"{where}: parameter {p.name}"
+        properties[p.name] = classes.schema(hint.type, about) | _default(p.default)
+        for note in hint.notes:
             if not isinstance(note, str):
                 raise DataError(
-                    f"{where}: parameter {p.name} is annotated with {str(note)[:60]}, which is "
+                    f"{about} is annotated with {str(note)[:60]}, which is "
                     "not read; write a text, or give schemas in a .json of --tools"
                 )
-        said = doc.arguments.get(p.name) or "\n".join(notes)
+        said = doc.arguments.get(p.name) or "\n".join(hint.notes)
         if said:
             properties[p.name]["description"] = said
     required = [p.name for p in parameters.values() if p.default is p.empty]
@@ -445,6 +438,26 @@ def schema_of(function: Callable[..., Any], name: str) -> Schema:
     if classes.schemas:
         shape["$defs"] = classes.schemas
     return dict(name=name, description=doc.description, parameters=shape)
+
+
+class _Hint(NamedTuple):
+    """The type hint of a parameter; notes: what Annotated adds to it."""
+
+    type: Any
+    notes: Sequence[Any]
+
+
+def _hints(function: Callable[..., Any], where: str) -> dict[str, _Hint]:
+    """The type hints by parameter. DataError for hints in quotes that cannot be read."""
+    try:
+        hints = typing.get_type_hints(function)
+        noted = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise DataError(f"{where}: unknown type in its hints ({error}); import it") from None
+    except Exception as error:  # hints in quotes are the user's code and may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{where}: its hints cannot be read ({reason}); correct them") from None
+    return {name: _Hint(hints[name], getattr(noted[name], "__metadata__", ())) for name in hints}
 
 
 class Doc(NamedTuple):
@@ -466,11 +479,10 @@ def _read_doc(text: str, names: Iterable[str]) -> Doc:
     """Lines `name: text` or `name (type): text`, as in Google's style, reST's `:param name:
     text`, or NumPy's `name : type` before its text; deeper lines go on."""
     lines = text.splitlines()
+    headings = (i for i, line in enumerate(lines) if _SECTION.fullmatch(line.strip()))
+    first = next(headings, len(lines))  # where the description ends
     underlined = _NUMPY.search(text)
     arguments: dict[str, str] = {}
-    first = next(
-        (i for i, line in enumerate(lines) if _SECTION.fullmatch(line.strip())), len(lines)
-    )
     for name in names:
         begins = re.compile(
             rf"(\s*)(?::(?:param|arg)\b[^:]*?)?\b{re.escape(name)}(?: *\([^)]*\))?: +(\S.*)"
@@ -482,14 +494,21 @@ def _read_doc(text: str, names: Iterable[str]) -> Doc:
             if not found or (underlined and i < first):
                 continue
             said = [found[2].strip()] if found[2] else []
-            for more in lines[i + 1 :]:
-                if not more.startswith(found[1] + " ") or not more.strip():
-                    break
-                said.append(more.strip())
+            said += _deeper(lines[i + 1 :], found[1])
             arguments[name] = "\n".join(said)
             first = min(first, i)
             break
     return Doc("\n".join(lines[:first]).strip(), arguments)
+
+
+def _deeper(lines: Iterable[str], blanks: str) -> list[str]:
+    """The first lines that begin with more than `blanks`, up to another or an empty one."""
+    deeper = []
+    for line in lines:
+        if not line.startswith(blanks + " ") or not line.strip():
+            break
+        deeper.append(line.strip())
+    return deeper
 
 
 def _default(value: Any) -> Schema:

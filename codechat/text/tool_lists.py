@@ -512,14 +512,12 @@ class _Reader:
             return schema
         if self._takes("{"):
             schema = self._object("}")
-            if not schema["properties"]:
-                if "additionalProperties" in schema:
-                    return {
-                        "type": "object",
-                        "additionalProperties": schema["additionalProperties"],
-                    }
-                return schema | {"additionalProperties": False}
-            return schema
+            if schema["properties"]:
+                return schema
+            further = schema.get("additionalProperties")
+            if further:
+                return {"type": "object", "additionalProperties": further}
+            return schema | {"additionalProperties": False}
         literal = _LITERAL.match(self.text, self.at)
         if literal:
             self.at = literal.end()
@@ -541,8 +539,8 @@ def _read_union(parts: Sequence[str | Schema]) -> Schema:
         return {"enum": words} if named is None else named
     types = all(word in TYPES or word == "any" for word in words)
     members = [_read_member(part, types) for part in parts]
-    # beside values null is one
-    if not any("enum" in one for part, one in zip(parts, members) if part != "null"):
+    others = [one for part, one in zip(parts, members) if part != "null"]
+    if not any("enum" in one for one in others):  # beside values, null is one of them
         members = [{"type": "null"} if part == "null" else one for part, one in zip(parts, members)]
     return union(members)
 
@@ -564,8 +562,7 @@ def _read_member(part: str | Schema, types: bool) -> Schema:
 
 def listed_parameters(parameters: Mapping[str, Any]) -> Schema:
     """{"type", "properties", "required"} of a tool's parameters as far as a list can say it; a
-    union's alternatives are
-    put together: what is required in all of them is required."""
+    union's alternatives are put together: what is required in all of them is required."""
     schema = _Simplifier(parameters).simple(parameters)
     alternatives = [one for one in schema.get("anyOf", [schema]) if one.get("type") == "object"]
     properties: Schema = {}
@@ -579,9 +576,9 @@ def listed_parameters(parameters: Mapping[str, Any]) -> Schema:
     # a name that one alternative does without may be left out
     due = set(properties).intersection(*(one.get("required", ()) for one in alternatives))
     explicit = parameters.get("additionalProperties")
-    if not further and not properties and (explicit is True or explicit == {}):
-        # no property is named and further keys are asked for: the tool takes any object
-        further = [{}]
+    asks_for_more = explicit is True or explicit == {}
+    if asks_for_more and not further and not properties:
+        further = [{}]  # the tool takes any object
     return _object_of(properties, due, (union(further) or True) if further else None)
 
 
@@ -715,13 +712,11 @@ def path_of(root: Mapping[str, Any], reference: Any) -> list[str] | None:
             unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/")
         ]
     for key in ("$defs", "definitions"):
-        for name, one in (root.get(key) or {}).items():
-            named = (
-                [one.get("$id"), one.get("id"), f"#{one.get('$anchor')}"]
-                if isinstance(one, Mapping)
-                else []
-            )
-            if reference in named:
+        parts = root.get(key)
+        for name, one in parts.items() if isinstance(parts, Mapping) else ():
+            if not isinstance(one, Mapping):
+                continue
+            if reference in (one.get("$id"), one.get("id"), f"#{one.get('$anchor')}"):
                 return [key, name]
     return None
 

@@ -387,13 +387,11 @@ def _keyword(key: str, value: Any, schema: Mapping[str, Any], where: str, report
         typed = _typed(value, where, report)
         return {part: typed[part] for part in typed if part == "type" or part not in schema}
     if key in NAMED_SCHEMAS and isinstance(value, Mapping):
-        inside = where if key == "properties" else f"{where}.{key}".lstrip(".")
-        return {
-            key: {
-                name: _normal(one, f"{inside}.{name}".lstrip("."), report)
-                for name, one in value.items()
-            }
-        }
+        inside = where if key == "properties" else f"{where}.{key}"
+        named = {}
+        for name, one in value.items():
+            named[name] = _normal(one, f"{inside}.{name}".lstrip("."), report)
+        return {key: named}
     if key == "items" and isinstance(value, list):  # before 2020-12
         out: Schema = {
             "prefixItems": [_normal(one, f"{where}[{i}]", report) for i, one in enumerate(value)]

@@ -215,17 +215,17 @@ class Session:
         evaluated = dist.gather(self.start in set(self.run.evals()["step"]))[0]
         for self.step in range(self.start, self.max_steps + 1):
             done = self.step == self.max_steps
+            first = self.step == self.start
             # one signal stops all ranks: a rank that left alone would leave the others waiting
             self.stopping = any(dist.gather(stop.is_set() or bool(self.why)))
+            last = done or self.stopping
             # saved first: an evaluation that fails or is killed costs no step, and --resume
             # makes up for it
-            if (done or self.stopping or self._due(self.cfg.save_every)) and self.step > self.start:
-                self.save(wait=done or self.stopping)
-            if (done or self._due(self.cfg.eval_every)) and not (
-                self.step == self.start and evaluated
-            ):
+            if not first and (last or self._due(self.cfg.save_every)):
+                self.save(wait=last)
+            if not (first and evaluated) and (done or self._due(self.cfg.eval_every)):
                 self._evaluate()
-            if done or self.stopping:
+            if last:
                 return
             scale = optim.lr_scale(
                 self.step,
@@ -256,8 +256,8 @@ class Session:
 
     def apply_gradients(self) -> None:
         """Add the gradients of all ranks, clip their common norm, take a step. RunError, before
-        the step, if the norm is
-        not finite: such weights are never saved, so the last checkpoint is good."""
+        the step, if the norm is not finite: such weights are never saved, so the last checkpoint is
+        good."""
         # summed, not averaged: losses are divided by counts over all ranks
         for part in (self.model, *self.heads):
             sharding.sum_gradients(part)

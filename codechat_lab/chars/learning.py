@@ -376,21 +376,19 @@ def validate(
         right = 0.0
         with numerics.autocast(device):
             if causal:
+                before = ids[:, :-1]
                 logprobs, _ = symbol_logprobs(
-                    model, ids[:, :-1], model.hidden(ids[:, :-1]), ids[:, None, -T:]
+                    model, before, model.hidden(before), ids[:, None, -T:]
                 )
-                nats = -float(logprobs.double().sum())
-                right = float(logprobs.double().exp().sum())
+                logprobs = logprobs.double()
+                nats = -float(logprobs.sum())
+                right = float(logprobs.exp().sum())
             for i, order in enumerate(orders):
                 counts = mask_counts(rows, len(windows), T, (i + 0.5) / VAL_DRAWS).to(device)
-                nats += (
-                    float(
-                        denoising_bound(model, ids, counts, order[rows].to(device)).double().sum()
-                    )
-                    / VAL_DRAWS
-                )
-        counted = (nats, right, len(rows) * T, int(size[windows[rows, -T:]].sum()))
-        sums += torch.tensor(counted, dtype=torch.float64)
+                bound = denoising_bound(model, ids, counts, order[rows].to(device))
+                nats += float(bound.double().sum()) / VAL_DRAWS
+        n_bytes = int(size[windows[rows, -T:]].sum())
+        sums += torch.tensor((nats, right, len(rows) * T, n_bytes), dtype=torch.float64)
     nats, right, symbols, n_bytes = dist.sum_(sums.to(device)).tolist()
     values = {"val_loss": nats / symbols, "val_bpb": nats / math.log(2) / n_bytes}
     if causal:

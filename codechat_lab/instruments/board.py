@@ -4,6 +4,7 @@ for each answer.
 Rows are appended as they come, so the same command goes on where it was stopped, and a later one
 adds models, wordings and seeds to them."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,16 +67,17 @@ def measure(cfg: BoardConfig, folder: Path) -> None:
             name = name_of(source, cfg)
             if isinstance(source, Path):
                 check_weights(folder, name, fingerprint(read_json(source / "meta.json")))
-            cells = [Cell(name, wording, seed) for wording in cfg.wordings for seed in cfg.seeds]
-            missing = {
-                cell: [one for one in problems if one.id not in answered.get(cell, ())]
-                for cell in cells
-            }
-            if any(missing.values()):
+            missing: dict[Cell, list[Problem]] = {}
+            for wording, seed in itertools.product(cfg.wordings, cfg.seeds):
+                cell = Cell(name, wording, seed)
+                known = answered.get(cell, ())
+                some = [one for one in problems if one.id not in known]
+                if some:
+                    missing[cell] = some
+            if missing:
                 subject = load_subject(evaluation, source)
                 for cell, some in missing.items():
-                    if some:
-                        answer(cfg, task, subject, cell, some, folder / ROWS)
+                    answer(cfg, task, subject, cell, some, folder / ROWS)
 
 
 def name_of(source: Path | Endpoint, cfg: BoardConfig) -> str:

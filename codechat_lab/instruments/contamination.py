@@ -14,6 +14,7 @@ fewer than NODES syntax nodes are not compared by
 tree: too many short functions are equal."""
 
 import ast
+import itertools
 import keyword
 import re
 from collections import Counter, defaultdict
@@ -63,11 +64,11 @@ class Report:
     elsewhere: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        counts = Counter(way for ways in self.how.values() for way in ways)
-        by_way = ", ".join(f"{way} {n}" for way, n in sorted(counts.items()))
-        exposed = f"{len(self.how)} of {self.n} problems exposed" + (
-            f" ({by_way})" if by_way else ""
-        )
+        exposed = f"{len(self.how)} of {self.n} problems exposed"
+        counts = Counter(itertools.chain(*self.how.values()))
+        if counts:
+            by_way = ", ".join(f"{way} {n}" for way, n in sorted(counts.items()))
+            exposed += f" ({by_way})"
         searched = f"{exposed}; searched {'; '.join(self.read)}" if self.read else "unknown"
         missing = list(self.missing)
         if self.elsewhere:

@@ -44,11 +44,12 @@ class World:
     """All texts of up to `length` letters and their rewards, as tensors."""
 
     def __init__(self, length: int = 4, reward: Callable[[str], float] = staircase) -> None:
-        self.texts = tuple(
-            "".join(t) for n in range(length + 1) for t in product(LETTERS, repeat=n)
-        )
-        unfinished = [text for text in self.texts if len(text) < length]
-        prefixes = {text: k for k, text in enumerate(unfinished)}
+        texts: list[str] = []
+        for n in range(length + 1):
+            texts += map("".join, product(LETTERS, repeat=n))
+        self.texts = tuple(texts)
+        prefixes = [text for text in self.texts if len(text) < length]
+        numbers = {prefix: k for k, prefix in enumerate(prefixes)}
         self.n_states = len(prefixes)
         shape = (len(self.texts), length)
         # (S, T) number of the prefix before each token
@@ -57,13 +58,11 @@ class World:
         self.mask = torch.zeros(shape, dtype=torch.bool)
         for s, text in enumerate(self.texts):
             for t in range(min(len(text) + 1, length)):  # a full text has no stop symbol
-                self.states[s, t] = prefixes[text[:t]]
+                self.states[s, t] = numbers[text[:t]]
                 self.mask[s, t] = True
                 self.symbols[s, t] = 1 + LETTERS.index(text[t]) if t < len(text) else 0
-        # (S,)
-        self.rewards = torch.tensor(
-            [float(reward(text)) for text in self.texts], dtype=torch.float64
-        )
+        rewards = [float(reward(text)) for text in self.texts]
+        self.rewards = torch.tensor(rewards, dtype=torch.float64)  # (S,)
 
     def policy(self, seed: int = 0, scale: float = 0.7) -> Tensor:
         """(K, V) logits of a random policy; scale 0 = uniform."""

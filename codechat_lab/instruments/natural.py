@@ -11,7 +11,7 @@ import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.distributed import dist
@@ -58,34 +58,39 @@ def verdict(problem: Problem, tier: str, answer: str) -> str:
     return "calls another offered tool" if name.strip() in problem.meta["tools"] else NOT_OFFERED
 
 
-def summarize(rows: Sequence[Row]) -> Iterator[tuple[str, str, int, Interval]]:
-    """(metric, its words, n, interval) of each share; also of the rows that were trained on,
-    and of the others, if a kind has both."""
+class Share(NamedTuple):
+    """The share of n requests that a metric counts; words: the metric for people."""
+
+    metric: str
+    words: str
+    n: int
+    interval: Interval
+
+
+def summarize(rows: Sequence[Row]) -> Iterator[Share]:
+    """Each share; also of the rows that were trained on, and of the others, if a kind has both."""
     for kind, metric, words, counts in SHARES:
         of_kind = [row for row in rows if row["kind"] == kind]
-        strata = [("", "", of_kind)]  # suffix of the metric, words, rows
         trained = [row for row in of_kind if row["trained"]]
+        strata = [("", "", of_kind)]  # suffix of the metric, words, rows
         if trained:
-            strata.append(
-                ("_new", ", not trained on", [row for row in of_kind if not row["trained"]])
-            )
+            new = [row for row in of_kind if not row["trained"]]
+            strata.append(("_new", ", not trained on", new))
             strata.append(("_trained", ", trained on", trained))
         for suffix, which, some in strata:
             if some:
-                share = wilson_interval(sum(map(counts, some)), len(some))
-                yield (
-                    f"natural/{kind}{suffix}/{metric}",
-                    f"{kind}{which}: {words}",
-                    len(some),
-                    share,
-                )
+                n = len(some)
+                interval = wilson_interval(sum(map(counts, some)), n)
+                name = f"natural/{kind}{suffix}/{metric}"
+                yield Share(name, f"{kind}{which}: {words}", n, interval)
 
 
 def metrics(rows: Sequence[Row]) -> dict[str, float]:
     """Each share with its interval, natural/KIND[_STRATUM]/METRIC, and the n of each."""
     row: dict[str, float] = {}
-    for name, _, n, share in summarize(rows):
-        row |= share.row(name) | {f"{name.rpartition('/')[0]}/n": n}
+    for share in summarize(rows):
+        row |= share.interval.row(share.metric)
+        row[f"{share.metric.rpartition('/')[0]}/n"] = share.n
     return row
 
 
@@ -93,8 +98,10 @@ def summary_lines(answers: Mapping[str, Sequence[Row]]) -> list[str]:
     """A Markdown table: a share a line, a checkpoint a column. answers: checkpoint -> rows."""
     cells: dict[str, dict[str, str]] = {}
     for checkpoint, rows in answers.items():
-        for _, words, n, share in summarize(rows):
-            cells.setdefault(words, {})[checkpoint] = f"{round(share.value * n)} of {n}, {share}"
+        for share in summarize(rows):
+            count = round(share.interval.value * share.n)
+            cell = f"{count} of {share.n}, {share.interval}"
+            cells.setdefault(share.words, {})[checkpoint] = cell
     lines = []
     for title, by_checkpoint in cells.items():
         lines.append([title, *(by_checkpoint.get(checkpoint, "") for checkpoint in answers)])

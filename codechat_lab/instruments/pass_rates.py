@@ -113,15 +113,12 @@ def choose(rows: Sequence[Mapping[str, Any]], window: tuple[float, ...]) -> tupl
     kept = [id for id, rate in rates.items() if low <= rate <= high]
     why = f"kept {len(kept)}"
     if not kept:
-        kept = [
-            row["id"] for row in rows if row["reward_mean"] >= MIN_TIERED and rates[row["id"]] < low
-        ]
+        unsolved = [row for row in rows if rates[row["id"]] < low]
+        kept = [row["id"] for row in unsolved if row["reward_mean"] >= MIN_TIERED]
         enough = f"with a mean tiered reward of at least {MIN_TIERED:g}: train with reward=tiered"
-        why = (
-            f"the window is empty; kept {len(kept)} {enough}"
-            if kept
-            else "nothing is left to train on"
-        )
+        why = f"the window is empty; kept {len(kept)} {enough}"
+    if not kept:
+        why = "nothing is left to train on"
     never = sum(rate < low for rate in rates.values())
     always = sum(rate > high for rate in rates.values())
     counts = (
@@ -139,9 +136,8 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
     rows = read_per_problem(run)
     if {row["split"] for row in rows} != {"train"}:
         raise ConfigError(f"run {run.name} tried another split; run passk with --split train")
-    kept, words = choose(
-        [row for row in rows if row["sampling"] == rows[0]["sampling"]], cfg.window
-    )
+    first = [row for row in rows if row["sampling"] == rows[0]["sampling"]]
+    kept, words = choose(first, cfg.window)
     print(words)
     # with splits and worked examples
     task: Any = tasks.load(tried["task"], source=tried["data_dir"], reward="tiered")
@@ -159,9 +155,11 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
             f"--out {cfg.out} holds the problems that are filtered; choose another --out"
         )
     with written_by_one(out, wait=True):
+        # where none is kept, nothing would replace the problems of an earlier call
         (out / f"{task.name}.train.jsonl").unlink(missing_ok=True)
         for split, problems in files.items():
             if problems:
-                write_atomic(out / f"{task.name}.{split}.jsonl", json_lines(map(row_of, problems)))
-                print(f"{out / task.name}.{split}.jsonl: {len(problems)} problems")
+                file = out / f"{task.name}.{split}.jsonl"
+                write_atomic(file, json_lines(map(row_of, problems)))
+                print(f"{file}: {len(problems)} problems")
     return {split: len(problems) for split, problems in files.items()}

@@ -190,19 +190,20 @@ class Plan:
                     f"{phase.batches} for {phase.needed:,} rows, {phase.rows:,} at a time"
                 ),
             }
-        source = "as set" if cfg.mfu else MFU_SOURCE if cfg.share == MFU else HOPPER_SOURCE
-        return rows | {
-            "largest microbatch": "not searched"
-            if self.largest_batch is None
-            else str(self.largest_batch),
+        source = MFU_SOURCE if cfg.share == MFU else HOPPER_SOURCE
+        if cfg.mfu:
+            source = "as set"
+        largest = "not searched" if self.largest_batch is None else str(self.largest_batch)
+        rows |= {
+            "largest microbatch": largest,
             "tokens per step": f"{cfg.tokens_per_step:,}",
             "tokens per second": f"{self.tokens_per_s:,.0f} at MFU {cfg.share} ({source})",
             "time": (
                 f"{self.hours:,.2f} hours for {cfg.max_steps:,} "
                 f"steps, {self.gpu_hours:,.0f} GPU-hours"
             ),
-            **{flags: f"{gib:.1f} GiB" for flags, gib in self.knobs.items()},
         }
+        return rows | {flags: f"{gib:.1f} GiB" for flags, gib in self.knobs.items()}
 
     def __str__(self) -> str:
         cfg = self.cfg

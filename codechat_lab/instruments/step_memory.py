@@ -34,10 +34,7 @@ CATEGORIES = (
 )
 Bytes = dict[str, int]
 # blocks are alike: every moment of a step grows by the same bytes with each of them
-SHALLOW = (
-    3,
-    4,
-)
+SHALLOW = (3, 4)
 
 
 class Tape(TorchDispatchMode):
@@ -51,28 +48,33 @@ class Tape(TorchDispatchMode):
         self._sizes: dict[int, int] = {}  # address of a living storage -> bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(fake := args[0] if args else None, FakeTensor):
+        fake = args[0] if args else None
+        if isinstance(fake, FakeTensor):
             if func is torch.ops.prim.device.default:
                 return fake.fake_device  # more than half of all calls, and answered at once
             if func is aten._local_scalar_dense.default:
-                return (
-                    True if fake.dtype == torch.bool else 1.0 if fake.dtype.is_floating_point else 1
-                )
+                if fake.dtype == torch.bool:
+                    return True
+                return 1.0 if fake.dtype.is_floating_point else 1
             if func is aten.nonzero.default:
                 func = aten.new_empty.default
                 args = (fake, [fake.numel(), fake.dim()])
                 kwargs = {"dtype": torch.int64}
         out = func(*args, **(kwargs or {}))
-        for t in (t for t in tree_iter(out) if isinstance(t, Tensor) and t.device.type != "meta"):
-            storage = t.untyped_storage()
-            if storage._cdata not in self._sizes:
-                self._sizes[storage._cdata] = storage.nbytes()
-                ended = weakref.finalize(
-                    storage, lambda key: self.add(-self._sizes.pop(key)), storage._cdata
-                )
-                ended.atexit = False
-                self.add(storage.nbytes())
+        for t in tree_iter(out):
+            if isinstance(t, Tensor) and t.device.type != "meta":
+                self._note(t.untyped_storage())
         return out
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        """Count the bytes of a storage until it ends."""
+        address = storage._cdata
+        if address in self._sizes:
+            return
+        self._sizes[address] = storage.nbytes()
+        ended = weakref.finalize(storage, lambda key: self.add(-self._sizes.pop(key)), address)
+        ended.atexit = False
+        self.add(storage.nbytes())
 
     def add(self, n_bytes: int) -> None:
         self.now += n_bytes
@@ -101,24 +103,21 @@ def measure(
     """The peaks of a step and of an evaluation on a rank. Those of a deep model are continued
     from two shallow ones, unless `whole`.
     cpu: with the chunks, norms and last block of a CPU."""
-    # also where it is shallow
-    cfg, depth = (
-        replace(cfg, shard=cfg.over > 1, shard_over=cfg.over),
-        cfg.model.depth,
-    )
+    depth = cfg.model.depth
+    cfg = replace(cfg, shard=cfg.over > 1, shard_over=cfg.over)  # also where it is shallow
     if whole or depth <= SHALLOW[1]:
         return _peaks(cfg, dtype, _run(cfg, dtype, cpu))
     few, more = (_run(replace(cfg, model=replace(cfg.model, depth=d)), dtype, cpu) for d in SHALLOW)
-    return _peaks(
-        cfg, dtype, {name: n + (depth - SHALLOW[1]) * (n - few[name]) for name, n in more.items()}
-    )
+    further = depth - SHALLOW[1]  # blocks
+    deep = {name: n + further * (n - few[name]) for name, n in more.items()}
+    return _peaks(cfg, dtype, deep)
 
 
 def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
     """The largest moment of one device's step, on a rank that holds 1 / over of weights,
-    gradients and states and gathers the rest as FSDP
-    does: what is outside of blocks throughout, a block while it computes, and in a backward
-    pass also the one before and a block's gradients in float32."""
+    gradients and states and gathers the rest as FSDP does: what is outside of blocks throughout,
+    a block while it computes, and in a backward pass also the one before and a block's gradients
+    in float32."""
     model = cfg.model
     over = cfg.over
     size = 4 if dtype == "float32" else 2
@@ -130,25 +129,34 @@ def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
     gradients = one["gradients"] // over
     backward = outside + 2 * block + 4 * model.block_matmul_params
     earlier = gradients if cfg.grad_accum > 1 else 0
-    # of Muon: a rank iterates its share of the matrices, which travel there and back; replicas
-    # keep all momenta
-    mine = -(-model.depth // (over if over > 1 else cfg.gpus)) / model.depth
-    share = 1 if cfg.gpus == 1 else 0.5 + 0.6 * mine if over == 1 else 1.95 * mine
     # in float32; it stays through both phases of RL
     reference = {"reference": 4 * model.n_params // over} if cfg.reference else {}
-    moments = [  # gradients, gathered weights, activations, temporaries of the optimizer
-        (earlier, outside + block, one["forward"], 0),
-        (earlier, backward, one["begins"], 0),
-        (gradients, backward, one["ends"] + earlier - gradients, 0),
-        (gradients, 0, 0, int(share * one["update"])),
-        (0, outside + size * matrices, one["evaluation"], 0),
-    ]
-    *training, evaluation = (
-        dict(zip(CATEGORIES, (weights, held, states, gathered if over > 1 else 0, *rest)))
-        | reference
-        for held, gathered, *rest in moments
+
+    def held(gradients: int, gathered: int, activations: int, temporaries: int = 0) -> Bytes:
+        """Bytes by category at one moment. temporaries: of the optimizer."""
+        gathered = gathered if over > 1 else 0
+        sizes = (weights, gradients, states, gathered, activations, temporaries)
+        return dict(zip(CATEGORIES, sizes, strict=True)) | reference
+
+    training = (
+        held(earlier, outside + block, one["forward"]),
+        held(earlier, backward, one["begins"]),
+        held(gradients, backward, one["ends"] + earlier - gradients),
+        held(gradients, 0, 0, temporaries=int(_updated_share(cfg) * one["update"])),
     )
-    return Peaks(max(training, key=lambda held: sum(held.values())), evaluation)
+    evaluation = held(0, outside + size * matrices, one["evaluation"])
+    return Peaks(max(training, key=lambda moment: sum(moment.values())), evaluation)
+
+
+def _updated_share(cfg: PlanConfig) -> float:
+    """Temporaries of Muon's step on one of several GPUs, as a share of those on a single one: a
+    rank iterates its share of the matrices, which travel there and back; replicas keep all
+    momenta."""
+    if cfg.gpus == 1:
+        return 1
+    depth = cfg.model.depth
+    mine = -(-depth // (cfg.over if cfg.over > 1 else cfg.gpus)) / depth
+    return 0.5 + 0.6 * mine if cfg.over == 1 else 1.95 * mine
 
 
 def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:

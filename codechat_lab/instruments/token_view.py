@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from codechat.core.errors import DataError
 from codechat.text import chat, tool_calls
@@ -20,17 +20,25 @@ from codechat.text.tokenizer import Tokenizer
 
 Kind = Literal["mask", "advantage", "gradient", "value", "boundary"]
 
-# Okabe-Ito colours (red, green, blue) of values above and below zero, and what they say
+
+class Colours(NamedTuple):
+    """Okabe-Ito colours (red, green, blue) of values above and below zero, and what they say."""
+
+    above: tuple[int, int, int]
+    below: tuple[int, int, int]
+    legend: str
+
+
 KINDS = {
-    "mask": ((0, 158, 115), (0, 158, 115), "green: supervised, carries loss"),
-    "advantage": (
+    "mask": Colours((0, 158, 115), (0, 158, 115), "green: supervised, carries loss"),
+    "advantage": Colours(
         (0, 114, 178),
         (213, 94, 0),
         "blue: advantage above 0, made likelier; orange: below 0, made unlikelier",
     ),
-    "gradient": ((204, 121, 167), (204, 121, 167), "pink: share of the gradient"),
-    "value": ((230, 159, 0), (86, 180, 233), "orange: above 0; blue: below 0"),
-    "boundary": ((230, 159, 0), (86, 180, 233), "a change of colour begins a new token"),
+    "gradient": Colours((204, 121, 167), (204, 121, 167), "pink: share of the gradient"),
+    "value": Colours((230, 159, 0), (86, 180, 233), "orange: above 0; blue: below 0"),
+    "boundary": Colours((230, 159, 0), (86, 180, 233), "a change of colour begins a new token"),
 }
 LINE_END = "\u23ce"  # shown where a token holds a line break
 _SIGNS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | dict.fromkeys(
@@ -58,7 +66,7 @@ class XRay:
         pages."""
         spans = "".join(map(self._span, range(len(self.ids))))
         return (
-            f'<div class="xray"><style>{STYLE}</style><p>{escape(KINDS[self.kind][2])}</p>'
+            f'<div class="xray"><style>{STYLE}</style><p>{escape(KINDS[self.kind].legend)}</p>'
             f'<div class="xray-text">{spans}</div><pre>{escape(self.table())}</pre></div>'
         )
 
@@ -69,7 +77,7 @@ class XRay:
         tokens with a value."""
         if colour:
             painted = "".join(map(self._painted, range(len(self.ids))))
-            return f"{KINDS[self.kind][2]}\n\n{painted}\n\n{self.table()}"
+            return f"{KINDS[self.kind].legend}\n\n{painted}\n\n{self.table()}"
         told = {"mask": "supervised", "gradient": "has a share of the gradient"}.get(
             self.kind, f"{self.kind} not 0"
         )
@@ -104,17 +112,15 @@ class XRay:
         widths = (11, 9, 8) if self.kind == "mask" else (11, 9, 8, 12)
         lines = []
         for role, *cells in rows:
-            lines.append(
-                role.ljust(12) + "".join(cell.rjust(width) for cell, width in zip(cells, widths))
-            )
-        if self.kind != "mask":
-            order = sorted(range(len(self.ids)), key=lambda i: -abs(self.values[i]))
-            lines += ["", f"largest: {self.kind}, place, token"]
-            lines += [
-                f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}"
-                for i in order[:10]
-                if self.values[i]
-            ]
+            columns = [cell.rjust(width) for cell, width in zip(cells, widths)]
+            lines.append(role.ljust(12) + "".join(columns))
+        if self.kind == "mask":
+            return "\n".join(lines)
+        lines += ["", f"largest: {self.kind}, place, token"]
+        order = sorted(range(len(self.ids)), key=lambda i: -abs(self.values[i]))
+        for i in order[:10]:
+            if self.values[i]:
+                lines.append(f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}")
         return "\n".join(lines)
 
     def _shade(self, value: float) -> tuple[tuple[int, int, int], float]:
@@ -123,8 +129,8 @@ class XRay:
         share = (
             0.5 if self.kind in ("mask", "boundary") else abs(value) / max(map(abs, self.values))
         )
-        above, below, _ = KINDS[self.kind]
-        return below if value < 0 else above, 0.12 + 0.48 * share
+        colours = KINDS[self.kind]
+        return colours.below if value < 0 else colours.above, 0.12 + 0.48 * share
 
     def _span(self, i: int) -> str:
         value = self.values[i]

@@ -401,9 +401,14 @@ def attach(ref: str | Path) -> dict[str, Any]:
 
 def line_of(row: Mapping[str, Any], max_steps: int | None) -> str:
     """One logged step in words."""
-    shown = [k for k in SHOWN if isinstance(row.get(k), (int, float))]
-    step = f"step {row['step']}/{max_steps}" if max_steps else f"step {row['step']}"
-    return "  ".join([step, *(f"{k} {row[k]:.4g} {unit_of(k)}".strip() for k in shown)])
+    words = [f"step {row['step']}"]
+    if max_steps:
+        words[0] += f"/{max_steps}"
+    for name in SHOWN:
+        value = row.get(name)
+        if isinstance(value, (int, float)):
+            words.append(f"{name} {value:.4g} {unit_of(name)}".strip())
+    return "  ".join(words)
 
 
 # ---- the command

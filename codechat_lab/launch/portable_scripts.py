@@ -109,23 +109,24 @@ def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
             **changed_settings(b.cfg),
         }
     gpus = max(size.ranks_of(b.stage) for b in bound)
-    machine = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     numbers = V6_NUMBERS if recipe == "v6" else tuple(settings)
     forced = V6_FORCED if recipe == "v6" else {}
     flags = [f"FORCE_{stage.upper().replace('-', '_')}" for stage in settings]
+    cases = [f"    {i}) SKIP_TO={stage} ;;\n" for i, stage in enumerate(numbers, 1)]
+    forcing = [
+        f'[ "${{{flag}:-0}}" != 1 ] || set -- --force {name} "$@"\n'
+        for flag, name in forced.items()
+    ]
     script = fill(
         "recipe.sh",
         recipe=recipe,
         scale=scale,
         stages=" ".join(settings),
-        machine=machine,
+        machine={0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs"),
         check=check_of("SKIP_TO", "BASE", "PYTHON", *flags, *forced),
         go=_go(out),
-        cases="".join(f"    {i}) SKIP_TO={stage} ;;\n" for i, stage in enumerate(numbers, 1)),
-        forced="".join(
-            f'[ "${{{flag}:-0}}" != 1 ] || set -- --force {name} "$@"\n'
-            for flag, name in forced.items()
-        ),
+        cases="".join(cases),
+        forced="".join(forcing),
     )
     return _write(out, f"{recipe}-{scale}", settings, script)
 

@@ -307,7 +307,8 @@ def silence_figure(table: Mapping[str, Mapping[str, Interval]]) -> Plot:
     colours = [colour for name, colour in OKABE_ITO.items() if name != "yellow"]
     for number, (model, scores) in enumerate(table.items()):
         if BOTH in scores:
-            silence, calls = scores[SILENCE], scores[CALLS]
+            silence = scores[SILENCE]
+            calls = scores[CALLS]
             ax.errorbar(
                 100 * silence.value,
                 100 * calls.value,

@@ -99,18 +99,21 @@ def _scores(row: Row) -> Iterator[tuple[str, str]]:
     """(line, cell) of each score of an evaluation: of its strata where it has some, which are
     not added up."""
     benchmark = _benchmark(row)
-    strata = "mean_of_groups" in row
+    in_strata = "mean_of_groups" in row or any(name.startswith(NATURAL) for name in row)
     for name in row:
+        line = ""
         if name.startswith(NATURAL) and f"{name}/lo" in row:
             _, kind, what = name.split("/")
             n = row[f"{NATURAL}{kind}/n"]
-            yield f"{benchmark}: {kind}, {what.replace('_', ' ')} (N={n})", with_interval(row, name)
-        elif name == SCORE and not strata and not any(key.startswith(NATURAL) for key in row):
-            yield f"{benchmark} (N={row['n_problems']})", with_interval(row, name)
+            line = f"{benchmark}: {kind}, {what.replace('_', ' ')} (N={n})"
+        elif name == SCORE and not in_strata:
+            line = f"{benchmark} (N={row['n_problems']})"
         elif name.endswith(f"/{SCORE}"):
             stratum = name.removesuffix(f"/{SCORE}")
-            n = f" (N={row[f'{stratum}/n']})" if f"{stratum}/n" in row else ""
-            yield f"{benchmark}: {stratum}{n}", with_interval(row, name)
+            n = row.get(f"{stratum}/n")
+            line = f"{benchmark}: {stratum}" + ("" if n is None else f" (N={n})")
+        if line:
+            yield line, with_interval(row, name)
 
 
 def _gains(runs: Sequence[Run]) -> Table:

@@ -294,8 +294,7 @@ class Handle:
 
     def __instancecheck__(self, other: Any) -> bool:
         """By the classes from which the program's object descends; what its metaclass says is
-        not asked. A namedtuple
-        is data here: by its name and its fields."""
+        not asked. A namedtuple is data here: by its name and its fields."""
         if not isinstance(other, Handle) and isinstance(other, tuple) and hasattr(other, "_fields"):
             return (type(other).__name__, other._fields) == (
                 self.__name__,

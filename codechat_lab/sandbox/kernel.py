@@ -28,7 +28,10 @@ SYS = {  # numbers of x86-64
     "close": 3,
 }
 NAMES = {number: name for name, number in SYS.items()}
-FILE_MB, DESCRIPTORS, THREADS = 16, 128, 64
+# limits of a program
+FILE_MB = 16
+DESCRIPTORS = 128
+THREADS = 64
 NOBODY = 65534  # the user that root turns into
 # room for threads that the user's other processes start later, where they count too
 SPARE_THREADS = 256

@@ -34,8 +34,10 @@ ALL_BY_ABI = {
 }
 FILE_ONLY = EXECUTE | WRITE | READ | 1 << 14 | 1 << 15
 DEVICES = ("null", "zero", "random", "urandom")
-TCP, SCOPES = 3, 3
-ASK_VERSION, PATH_BENEATH = 1, 1
+TCP = 3
+SCOPES = 3
+ASK_VERSION = 1
+PATH_BENEATH = 1
 FOREIGN = ("site-packages", "dist-packages")  # installed packages may hold a benchmark's answers
 
 
@@ -102,13 +104,15 @@ def _allow(ruleset_fd: int, path: str, access: int) -> None:
 def folders() -> list[str]:
     """Folders of the standard library and of the shared libraries that this process has loaded."""
     maps = Path("/proc/self/maps").read_text()
-    loaded = {os.path.dirname(path) for path in re.findall(r"\s(/\S+\.so[\w.]*)$", maps, re.M)}
-    standard = {path for path in sys.path if os.path.isdir(path)} | {os.path.dirname(os.__file__)}
-    named = loaded | standard
-    paths = named | {os.path.realpath(path) for path in named} | {"/usr/share/zoneinfo"}
-    return sorted(
-        path for path in paths if not any(path.startswith(other + "/") for other in paths)
-    )
+    libraries = re.findall(r"\s(/\S+\.so[\w.]*)$", maps, re.M)
+    named = {os.path.dirname(path) for path in (*libraries, os.__file__)}
+    named.update(filter(os.path.isdir, sys.path))
+    paths = named | set(map(os.path.realpath, named)) | {"/usr/share/zoneinfo"}
+
+    def is_inner(path: str) -> bool:
+        return any(path.startswith(other + "/") for other in paths)
+
+    return sorted(path for path in paths if not is_inner(path))
 
 
 class Library(NamedTuple):

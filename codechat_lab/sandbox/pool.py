@@ -42,7 +42,9 @@ REMEDY = (
 
 # ---- programs and their tests, in two styles: asserts, and a `check(candidate)`
 
-TIMEOUT_S, MEMORY_MB, MESSAGE_MB = 5.0, 512, 8
+TIMEOUT_S = 5.0
+MEMORY_MB = 512
+MESSAGE_MB = 8
 TOTAL = 3  # time limit of a whole program, in limits of one test
 
 

@@ -21,7 +21,9 @@ from pathlib import Path
 from codechat_lab.sandbox import kernel
 from codechat_lab.sandbox.kernel import NOBODY
 
-SIZE_MB, ENTRIES = 64, 1000  # of a program
+# of a program
+SIZE_MB = 64
+ENTRIES = 1000
 FREE_MB = 512  # a file system with less is not used
 PREFIX = "codechat-program-"
 PLACES = ("/dev/shm", "")  # memory first; "" is the usual folder for temporary files

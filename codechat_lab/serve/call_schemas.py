@@ -81,9 +81,8 @@ def calls_schema(
     are skipped.
 
     arguments_key: the key of the arguments, "parameters" in Llama's calls. spaced: any white
-    space between values. relaxed: takes a
-    message for each part that is not enforced. strict: an unknown type raises ConfigError, as
-    does a tool without a readable schema."""
+    space between values. relaxed: takes a message for each part that is not enforced. strict: an
+    unknown type raises ConfigError, as does a tool without a readable schema."""
     definitions: Schema = dict(ANY_VALUES)
     calls = []
     for i, tool in enumerate(tools):

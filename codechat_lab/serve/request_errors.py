@@ -60,19 +60,18 @@ def api_error(faults: Sequence[Fault], body: Any, fields: list[str]) -> ApiError
 
     fields: names that the request may have."""
     paths = [_path(fault, body) for fault in faults]
+    field = paths[0]
     # of the alternatives of one field, the one whose fault lies deepest was meant
-    near = [i for i, path in enumerate(paths) if path[: len(paths[0])] == paths[0]]
-    deepest = paths[max(near, key=lambda i: len(paths[i]))]
-    found = [faults[i] for i in near if paths[i] == deepest]
+    deepest = max((path for path in paths if path[: len(field)] == field), key=len)
+    found = [fault for path, fault in zip(paths, faults) if path == deepest]
     # a value of the right type was meant, whatever else is wrong with it
     meant = [fault for fault in found if not fault["type"].endswith("_type")]
     if any(fault["type"] != "literal_error" for fault in meant):
         found = [fault for fault in meant if fault["type"] != "literal_error"]
     param = ".".join(map(str, deepest)) or None
     message = f"{param or 'the body'}: {_words(found, deepest, fields)}"
-    return ApiError(
-        400, message, param, "unknown_parameter" if found[0]["type"] == "extra_forbidden" else None
-    )
+    code = "unknown_parameter" if found[0]["type"] == "extra_forbidden" else None
+    return ApiError(400, message, param, code)
 
 
 def _words(found: Sequence[Fault], path: Place, fields: list[str]) -> str:

@@ -114,8 +114,8 @@ class ResponseBuilder(ABC):
 
     def new_chunks(self) -> Iterator[Json]:
         """Chunks of what came since the last call. The first of each choice has its role or the
-        echoed prompt alone,
-        the last one its finish_reason: clients take the call before it as complete."""
+        echoed prompt alone, the last one its finish_reason: clients take the call before it as
+        complete."""
         if not self.begun:
             # in this order: OpenAI's client finds choices by their place
             for choice in self.choices:

@@ -302,8 +302,11 @@ class MicroTask(GeneratedTask, CodingTask):
     """Small code problems. levels: a repeated level is sampled more often. Other options: see
     `CodingTask`."""
 
-    name, domain = "micro", "solutions"
-    known_levels, gold_fields, checked = LEVELS, GOLD, 0
+    name = "micro"
+    domain = "solutions"
+    known_levels = LEVELS
+    gold_fields = GOLD
+    checked = 0
 
     def __init__(
         self,

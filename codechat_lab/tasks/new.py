@@ -39,20 +39,17 @@ def write_new(cfg: NewConfig) -> None:
     name = cfg.name
     cls = "".join(part.capitalize() for part in name.split("_"))
     out = cfg.out / name if packed else cfg.out
-    files = [file for file in TEMPLATE.iterdir() if packed or file.stem != "pyproject.toml"]
-    texts = {
-        out / file.stem.replace("my_task", name): file.read_text(encoding="utf-8") for file in files
-    }
-    existing = [path for path in texts if path.exists()]
-    if existing:
-        raise ConfigError(
-            f"got {existing[0]}, which exists; expected a new file; choose another name or --out"
-        )
-    if (
-        {name, cls} & {*keyword.kwlist}
-        or not re.fullmatch("[a-z][a-z0-9_]*", name)
-        or util.find_spec(name)
-    ):
+    texts = {}
+    for file in TEMPLATE.iterdir():
+        if packed or file.stem != "pyproject.toml":
+            texts[out / file.stem.replace("my_task", name)] = file.read_text(encoding="utf-8")
+    for path in texts:
+        if path.exists():
+            raise ConfigError(
+                f"got {path}, which exists; expected a new file; choose another name or --out"
+            )
+    keywords = {name, cls} & {*keyword.kwlist}
+    if keywords or not re.fullmatch("[a-z][a-z0-9_]*", name) or util.find_spec(name):
         raise ConfigError(
             f"got the name {name!r}; expected small letters, "
             "digits, _, and no module or keyword of Python"
@@ -60,10 +57,8 @@ def write_new(cfg: NewConfig) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         write_atomic(path, text.replace("my_task", name).replace("MyTask", cls))
-    print(
-        f"wrote {', '.join(path.name for path in texts)} in {out}; "
-        f"try: python -m pytest {out / f'test_{name}.py'}"
-    )
+    written = ", ".join(path.name for path in texts)
+    print(f"wrote {written} in {out}; try: python -m pytest {out / f'test_{name}.py'}")
     # with a slash, or pip takes it for a name in its index
     install = f"pip install {cfg.out}/{name}; " if packed else ""
     task = name if packed else f"{out / name}.py:{cls}"

@@ -163,21 +163,25 @@ def seen_tokens(docs: Tensor, branches: Tensor | None) -> Tensor | None:
     branches = torch.zeros_like(docs) if branches is None else branches
     at = torch.arange(docs.shape[1]).expand_as(docs)
     real = docs >= 0
-    begins = torch.ones_like(real)
+    begins = torch.ones_like(real)  # a document
     begins[:, 1:] = (docs[:, 1:] != docs[:, :-1]) | ~real[:, 1:]
-    splits = begins.clone()
+    splits = begins.clone()  # a document or a branch
     splits[:, 1:] |= branches[:, 1:] != branches[:, :-1]
     first = torch.where(begins, at, 0).cummax(1).values
     third = torch.where(splits, at, 0).cummax(1).values
+    # the document's trunk: its tokens of branch 0 so far
     trunk = (branches == 0) & real
-    so_far = trunk.cumsum(1)
-    second = first + so_far - (so_far - trunk.long()).gather(1, first)
-    # numbers that only grow: nothing comes a second time
+    so_far = trunk.cumsum(1)  # of all documents of the row
+    of_earlier = (so_far - trunk.long()).gather(1, first)
+    second = first + so_far - of_earlier
+    # in one piece: a trunk without gaps, then branches, then the next document; nothing again
     whole = (second == at + 1) | ~trunk
-    grows = docs[:, 1:] > docs.cummax(1).values[:, :-1]
-    goes_on = ~begins[:, 1:] & (branches[:, 1:] >= branches[:, :-1])
-    whole[:, 1:] &= grows | goes_on | ~real[:, 1:]
-    return torch.stack((first, second, third), dim=-1).int() if whole.all() else None
+    new_document = docs[:, 1:] > docs.cummax(1).values[:, :-1]
+    same_document = ~begins[:, 1:] & (branches[:, 1:] >= branches[:, :-1])
+    whole[:, 1:] &= new_document | same_document | ~real[:, 1:]
+    if not whole.all():
+        return None
+    return torch.stack((first, second, third), dim=-1).int()
 
 
 class _RMSNorm(torch.autograd.Function):

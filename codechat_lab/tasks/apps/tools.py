@@ -200,12 +200,14 @@ def call(store: Store, name: str, arguments: dict[str, Any]) -> Any:
         cursors = [store.db.execute(statement, values) for statement in tool.statements]
     except (OverflowError, UnicodeEncodeError) as error:  # what SQLite cannot hold
         raise AppError(f"{name}: {error}") from None
-    if tool.gives in ("ok", "id", "count"):
+    last = cursors[-1]
+    changes = {"ok": "ok", "id": last.lastrowid, "count": last.rowcount}
+    if tool.gives in changes:
         if not any(cursor.rowcount > 0 for cursor in cursors):
             raise AppError(_failure(tool, values))
-        return {"ok": "ok", "id": cursors[-1].lastrowid, "count": cursors[-1].rowcount}[tool.gives]
-    columns = [column[0] for column in cursors[-1].description]
-    rows = [dict(zip(columns, row, strict=True)) for row in cursors[-1]]
+        return changes[tool.gives]
+    columns = [column[0] for column in last.description]
+    rows = [dict(zip(columns, row, strict=True)) for row in last]
     if tool.gives == "rows":
         return rows
     if tool.gives == "values":

@@ -54,7 +54,8 @@ def kind_of_fault(tier: str, calls: Sequence[tool_calls.Call], problem: Problem)
     ways_of = gold["answers"][missed.answer]["arguments"]
     tool = gold["tools"][name]
     wrong = next(k for k, v in arguments.items() if fault_of_argument(k, v, ways_of, tool))
-    value, ways = arguments[wrong], ways_of[wrong]
+    value = arguments[wrong]
+    ways = ways_of[wrong]
     others = [way for key, listed in ways_of.items() if key != wrong for way in listed]
     if _is_among(value, others):
         return OF_ANOTHER
@@ -106,5 +107,6 @@ def _overlap(value: Any, way: Any) -> bool:
     """One of two texts holds the other, apart from case, blanks and marks."""
     if not isinstance(value, str) or not isinstance(way, str):
         return False
-    mine, theirs = standardised(value), standardised(way)
+    mine = standardised(value)
+    theirs = standardised(way)
     return bool(mine and theirs) and (mine in theirs or theirs in mine)

@@ -22,6 +22,7 @@ number inside objects and lists either; strings in nested lists are compared lik
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from codechat_lab.tasks.bfcl.literals import PYTHON, value_of
@@ -162,18 +163,15 @@ def fault_of_value(value: Any, ways: Sequence[Any], schema: Mapping[str, Any]) -
             return "wrong_type"
     elif type(value) is not first:
         return "wrong_type"
-    if kind is None:
-        fits = any(same(value, way) for way in ways)
-    elif first not in (kind, None):  # a variable's name: letter by letter
-        fits = any(same(value, way, spelled=str) for way in ways)
+    fits: Callable[[Any, Any], bool] = same
+    if kind is not None and first not in (kind, None):  # a variable's name: letter by letter
+        fits = partial(same, spelled=str)
     elif kind is dict:
-        fits = any(_object_fits(value, way) for way in ways)
+        fits = _object_fits
     elif kind is list:
-        fit = _objects_fit if of_items is dict else same
-        fits = any(fit(value, [] if way == ABSENT else way) for way in ways)
-    else:
-        fits = any(same(value, way) for way in ways)
-    return None if fits else "wrong_value"
+        ways = [[] if way == ABSENT else way for way in ways]
+        fits = _objects_fit if of_items is dict else same
+    return None if any(fits(value, way) for way in ways) else "wrong_value"
 
 
 def kind_of(schema: Any) -> type | None:

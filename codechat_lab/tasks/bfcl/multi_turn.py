@@ -19,6 +19,7 @@ import ast
 import base64
 import functools
 import importlib.util
+import itertools
 import json
 import marshal
 from collections.abc import Collection, Sequence
@@ -26,7 +27,14 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from codechat.core.errors import ConfigError, DataError, MissingFile, RunError, check_choice
+from codechat.core.errors import (
+    ConfigError,
+    DataError,
+    MissingFile,
+    RunError,
+    UserError,
+    check_choice,
+)
 from codechat.data.offered_tools import schemas
 from codechat.data.sources import Ledger, local_rows
 from codechat.tasks.base import BaseTask, Message, Problem, Score, play
@@ -56,16 +64,16 @@ MORE = "I have updated some more functions you can choose from. What about now?"
 DONE = "Done."
 MODULES = "eval_checker/multi_turn_eval/func_source_code"
 PACKAGE = "bfcl_eval." + MODULES.replace("/", ".")
-# class -> its module, and the file of its functions' descriptions
+# class -> the name of its module, and of the file that describes its functions
 FILES = {
-    "GorillaFileSystem": ("gorilla_file_system", "gorilla_file_system"),
-    "MathAPI": ("math_api", "math_api"),
-    "MessageAPI": ("message_api", "message_api"),
-    "TwitterAPI": ("posting_api", "posting_api"),
-    "TicketAPI": ("ticket_api", "ticket_api"),
-    "TradingBot": ("trading_bot", "trading_bot"),
-    "TravelAPI": ("travel_booking", "travel_booking"),
-    "VehicleControlAPI": ("vehicle_control", "vehicle_control"),
+    "GorillaFileSystem": "gorilla_file_system",
+    "MathAPI": "math_api",
+    "MessageAPI": "message_api",
+    "TwitterAPI": "posting_api",
+    "TicketAPI": "ticket_api",
+    "TradingBot": "trading_bot",
+    "TravelAPI": "travel_booking",
+    "VehicleControlAPI": "vehicle_control",
 }
 
 
@@ -148,17 +156,20 @@ def problem_of(
         classes = {name: module_of(name, data) for name in row["involved_classes"]}
         functions = [tool for name in classes for tool in documents(name, data)]
         late = row.get("missed_function") or {}
-        names_late = {name for names in late.values() for name in names}
-        turns: list[Row] = [
-            {
+        names_late = set(itertools.chain(*late.values()))
+        turns: list[Row] = []
+        for place, messages in enumerate(row["question"]):
+            new = late.get(str(place), ())
+            turn = {
                 "messages": [_message(m) for m in messages],
-                "functions": [f for f in functions if f["name"] in late.get(str(place), ())],
+                "functions": [f for f in functions if f["name"] in new],
                 "expected": [call_of(text) for text in truth[place]],
             }
-            for place, messages in enumerate(row["question"])
-        ]
+            turns.append(turn)
         config = {name: dict(state) for name, state in row["initial_config"].items()}
         first = turns[0]["messages"]
+    except UserError:  # also a ValueError, but no fault of the row
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError):
         return "bad_row"
     gold = {
@@ -195,16 +206,16 @@ def module_of(name: str, data: Path) -> str:
             f"system {name} is unknown; expected one of {', '.join(FILES)}; "
             "fetch the data again with `codechat download bfcl`"
         )
-    path = _file(FILES[name][0], data)
+    path = _file(FILES[name], data)
     if not path.is_file():
         raise MissingFile(f"system {name} is missing: {path} does not exist; {_again(data)}")
-    return f"{PACKAGE}.{FILES[name][0]}"
+    return f"{PACKAGE}.{FILES[name]}"
 
 
 def check_systems(names: Collection[str], data: Path) -> None:
     """MissingFile or DataError where a module of these classes, or what they import, is missing
     or damaged: an episode would count that as a fault of the model. Nothing of them is run."""
-    needed = {FILES[name][0]: f"class {name}" for name in sorted(names)}
+    needed = {FILES[name]: f"class {name}" for name in sorted(names)}
     needed[LONG] = ""
     for module, words in needed.items():
         path = _file(module, data)
@@ -228,7 +239,7 @@ def _again(data: Path) -> str:
 @functools.lru_cache(maxsize=64)
 def documents(name: str, data: Path) -> list[Row]:
     """The schemas of a system's functions, without what they return."""
-    rows = local_rows(data / "multi_turn_func_doc" / f"{FILES[name][1]}.json")
+    rows = local_rows(data / "multi_turn_func_doc" / f"{FILES[name]}.json")
     return schemas([{key: row[key] for key in row if key != "response"} for row in rows])
 
 

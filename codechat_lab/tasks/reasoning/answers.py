@@ -247,8 +247,8 @@ def normal(text: str) -> str:
 
 def tight(text: str) -> str:
     """Without the spaces that separate nothing: (1, 2) and (1,2), x + 1 and x+1, 2 x and 2x.
-    Between words, digits and
-    decimal points they stay: 1 2 is not 12, 1, 234 no thousand, and x 1 not x1."""
+    Between words, digits and decimal points they stay: 1 2 is not 12, 1, 234 no thousand, and x 1
+    not x1."""
     text = _IDLE_SPACE.sub("", text)
     return re.sub(r"(\\[A-Za-z]+) (?=\d)", r"\1", text)  # no command has a digit in its name
 

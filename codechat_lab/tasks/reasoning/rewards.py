@@ -18,7 +18,8 @@ from codechat_lab.tasks.reasoning import answers
 
 OUTCOMES = ("neither", "format_only", "answer_only", "format_and_answer")
 FORMATTED = ("format_only", "format_and_answer")
-TAG, TAIL = 0.125, 0.001
+TAG = 0.125
+TAIL = 0.001
 TAGS = ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>")
 _INSIDE = r"(?:(?!</?(?:reasoning|answer)>).)*?"  # no tag inside a tag
 # DOTALL: reasoning may have several lines. The line end after </answer> belongs to the turn,

@@ -21,12 +21,11 @@ from codechat_lab.tasks.micro import dealt
 from codechat_lab.tasks.repair import draws
 
 LEVELS = (1, 2, 3)
-# calls from which tests are chosen, and their characters: small models read short prompts
-CANDIDATES, LONGEST = (
-    60,
-    64,
-)
-SEEN, UNSEEN = 1, 2  # tests of the broken module in its file, and hidden ones: of each kind
+CANDIDATES = 60  # calls from which tests are chosen
+LONGEST = 64  # characters of a call: small models read short prompts
+# tests of the broken module in its file, and hidden ones: of each kind
+SEEN = 1
+UNSEEN = 2
 HIDDEN = "hidden::"  # begins the ids of hidden tests
 FACADE = "summary"
 SPARSE = ("sft", "train", "select", "test")
@@ -120,6 +119,7 @@ class Test(NamedTuple):
 
 def make(level: int, part: str, split: str, rng: random.Random) -> Problem | None:
     """A problem; None where the calls that were drawn tell too little apart."""
+    hardest = level == max(LEVELS)
     parts = rng.sample([p for p in PARTS if p.held_out == (part == "test_hard")], level)
     package = rng.choice(PACKAGES)
     stems = list[str]()
@@ -137,29 +137,25 @@ def make(level: int, part: str, split: str, rng: random.Random) -> Problem | Non
         _module(p, stem, _names(rng, p), rng.choice(p.settings(part)), rng)
         for p, stem in zip(parts[1:], stems[1:])
     ]
-    tests = _chosen_tests(right, calls, others, level == max(LEVELS), rng)
-    files = _sources(
-        package, [right._replace(source=bug.source), *others], facade=level == max(LEVELS)
-    )
+    tests = _chosen_tests(right, calls, others, hardest, rng)
+    files = _sources(package, [right._replace(source=bug.source), *others], facade=hardest)
     named = _write_tests(package, tests, files)
+    failing = [name for name, test in named.items() if test.fails]
     path = f"{package}/{right.stem}.py"
     gold = {
         "files": files,
         "imports": {test.function: f"{package}.{test.home}" for test in tests},
         "tests": {name: f"assert {test.call} == {test.result}" for name, test in named.items()},
-        "FAIL_TO_PASS": [name for name, test in named.items() if test.fails],
+        "FAIL_TO_PASS": failing,
         "PASS_TO_PASS": [name for name, test in named.items() if not test.fails],
         "fix": {"path": path, "search": bug.wrong, "replace": bug.right},
     }
-    seen = [name for name in gold["FAIL_TO_PASS"] if not name.startswith(HIDDEN)]
-    request = _request(
-        _issue(path, calls.shown, calls.wrong, right.calls[calls.shown]), seen, files
-    )
-    messages = [{"role": "user", "content": request}]
+    seen = [name for name in failing if not name.startswith(HIDDEN)]
+    issue = _issue(path, calls.shown, calls.wrong, right.calls[calls.shown])
+    messages = [{"role": "user", "content": _request(issue, seen, files)}]
+    id = f"repair-{level}-{digest(f'{messages}{files}')[:12]}"
     meta = {"level": level, "part": first.name, "files": len(files)}
-    return Problem(
-        f"repair-{level}-{digest(f'{messages}{files}')[:12]}", messages, gold, split, meta
-    )
+    return Problem(id, messages, gold, split, meta)
 
 
 class Calls(NamedTuple):

@@ -130,9 +130,8 @@ def _lookups(rng: random.Random, split: str, missing: float, step: Step) -> list
     size = rng.randint(2, step.entries)
     names = _names(rng, split, step, size)
     drawn = rng.sample(step.pool, (size + 1) * step.words)
-    *texts, absent = (
-        drawn[i * step.words :][: rng.randint(1, step.words)] for i in range(size + 1)
-    )
+    groups = [drawn[at : at + step.words] for at in range(0, len(drawn), step.words)]
+    *texts, absent = [words[: rng.randint(1, step.words)] for words in groups]
     lines = [_Line(words, name, rng.choice(step.pool)) for words, name in zip(texts, names)]
     listed = [
         f"{' '.join(line.words).capitalize()}: {line.name}({line.key}: integer)" for line in lines

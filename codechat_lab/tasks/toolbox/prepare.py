@@ -121,21 +121,18 @@ def _measured(cfg: CallsConfig, files: Files) -> dict[str, Any]:
 
 
 def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
-    files = (
-        _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _source_files(cfg, ledgers)
-    )
+    embedded = cfg.source == "embedded"
+    files = _toolbox_files(cfg, ledgers) if embedded else _source_files(cfg, ledgers)
     style = cfg.tools_style
     if style in tool_lists.DECLINING:
-        files = {name: [_declining(row) for row in rows] for name, rows in files.items()}
-    if style in ("arguments", "json") and cfg.source == "embedded":
+        files = {name: list(map(_declining, rows)) for name, rows in files.items()}
+    if embedded and style in ("arguments", "json"):
         files = {name: [_listed(row, style) for row in rows] for name, rows in files.items()}
-    if cfg.probes and cfg.domain == "calls":
+    n = cfg.probes
+    if n and cfg.domain == "calls":
         # functions that training never sees
-        requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
-        for split in requests:
-            files[f"probes.{split}"] = problems.probes(
-                split, 5 * cfg.probes, cfg.seed, requests[split]
-            )
+        for split, requests in _code_requests({"select": n, "test": n}).items():
+            files[f"probes.{split}"] = problems.probes(split, 5 * n, cfg.seed, requests)
     return files
 
 
@@ -196,28 +193,29 @@ def values_seen(files: Files) -> dict[str, dict[str, int]]:
     numbers of one or two digits; "known": those of them that occur in training}.
 
     Short numbers, letters and enumerations are shared by all splits, so a request may hold no
-    new value. In
-    training: an argument of a call in a conversation, a drill or a problem, or a word of a
-    copying drill."""
+    new value. In training: an argument of a call in a conversation, a drill or a problem, or a
+    word of a copying drill."""
     calls = [*_problem_calls(files, "train"), *_training_calls(files)]
     whole = {call.whole for call in calls}
-    trained = {text for call in calls for text in call.texts}
+    trained: set[str] = set()
+    for call in calls:
+        trained.update(call.texts)
     for row in files.get("copy.train", ()):
         trained.update(row["messages"][-1]["content"].lower().split())
     found = {}
     for split in ("select", "test", "test_hard"):
         asked = _problem_calls(files, split)
-        values = {
-            str(value).lower() for call in asked for value in call.values if not is_shared(value)
-        }
-        found[split] = {
+        values: set[str] = set()
+        for call in asked:
+            values.update(str(value).lower() for value in call.values if not is_shared(value))
+        counts = {
             "calls": len(asked),
             "same": sum(call.whole in whole for call in asked),
             "seen": sum(trained.issuperset(call.texts) for call in asked),
             "values": len(values),
             "known": len(values & trained),
         }
-        counts = found[split]
+        found[split] = counts
         if asked:
             print(
                 f"{split}: {counts['calls']} calls, {counts['same']} identical to training calls, "
@@ -386,18 +384,20 @@ def _twin(row: Row, other: Row, tools_style: str) -> Row | None:
     """The request with functions of another row in place of its own, in a list as long, and an
     answer that declines. None if the row calls nothing, has more than one request, or the other
     row offers only what it calls."""
-    at = public_rows.answer_at(row["messages"])
-    called = {call.name for call in tool_calls.parse_calls(row["messages"][at]["content"])}
-    system, schemas = tool_lists.split_offer(row["messages"][0]["content"])
+    if public_rows.answer_at(row["messages"]) != 2:
+        return None
+    offer, request, answer, *_ = row["messages"]
+    called = {call.name for call in tool_calls.parse_calls(answer["content"])}
+    system, schemas = tool_lists.split_offer(offer["content"])
     _, others = tool_lists.split_offer(other["messages"][0]["content"])
     offered = {schema["name"]: schema for schema in [*schemas, *others]}
     left = [schema for name, schema in offered.items() if name not in called][: len(schemas)]
-    if not called or not left or at != 2:
+    if not called or not left:
         return None
     listed = "\n".join(filter(None, (system.strip(), tool_lists.tools_prompt(left, tools_style))))
     messages = [
         sampler.message("system", listed),
-        row["messages"][1],
+        request,
         sampler.message("assistant", PHRASES["no_function"][0]),
     ]
     return row | {"id": f"{row['id']}-twin", "messages": messages}

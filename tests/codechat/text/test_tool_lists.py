@@ -381,6 +381,14 @@ def test_what_pydantic_and_mcp_write_is_listed_as_what_it_allows(schema: Schema,
             assert allowed.is_valid({"a": value}), value
 
 
+@pytest.mark.parametrize("definitions", [[DEFS], "Colour", 1])
+def test_a_reference_to_definitions_that_are_no_object_is_any(definitions: object) -> None:
+    properties = {"a": {"$ref": "Colour"}}
+    parameters = {"type": "object", "properties": properties, "$defs": definitions}
+    listed = tools_prompt([{"name": "f", "parameters": parameters}])
+    assert listed == "Functions:\nf(a?: any)"
+
+
 ROOTS: list[tuple[Schema, str]] = [
     ({"$ref": "#/$defs/Item", "$defs": DEFS}, "name: string, n?: integer"),
     (

@@ -289,6 +289,15 @@ def test_damaged_rows_are_lost_alone(wheel: Path) -> None:
     assert len(load(wheel).rows) == 19
 
 
+def test_an_unknown_system_is_named_and_not_counted_as_a_lost_row(wheel: Path) -> None:
+    path = wheel / "bfcl_eval" / "data" / "BFCL_v4_multi_turn_base.json"
+    rows = list(read_rows(path))
+    rows[0]["involved_classes"] = ["MathAPI", "DiceAPI"]
+    write(path, rows)
+    with raising(DataError, "system DiceAPI is unknown", "codechat download bfcl"):
+        load(wheel)
+
+
 def test_without_a_download_the_command_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
