@@ -60,7 +60,7 @@ class Reader:
         states (B, T, D). In C each token is a row of its own."""
         B, T = ids.shape
         short = self.short
-        if not isinstance(short, RowsInC) or cache.kv.dtype != short.dtype or T > SHORT_PROMPT:
+        if not isinstance(short, RowsInC) or T > SHORT_PROMPT:
             return self.model.hidden(ids, cache=cache, n_new=n_new)
         lengths = torch.full((B,), T) if n_new is None else n_new
         real = torch.arange(T) < lengths[:, None]
