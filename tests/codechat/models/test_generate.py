@@ -22,7 +22,7 @@ from codechat.models import attention, draws, generate, lora
 from codechat.models.attention import KVCache
 from codechat.models.config import GPTConfig
 from codechat.models.draws import Batch, Truncation
-from codechat.models.fast import decode_graph, device, memory, reader
+from codechat.models.fast import decode_graph, device, memory, product, reader
 from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.generate import Completion, sample, stream
@@ -829,9 +829,11 @@ def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
 
 # ---- copies of weights
 @torch.no_grad()
-def test_a_reader_reads_copies_of_weights_for_few_rows_and_the_weights_themselves_for_many() -> (
-    None
-):
+def test_a_reader_reads_copies_of_weights_for_few_rows_and_the_weights_themselves_for_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where nothing is in C, whose copies serve any number of rows."""
+    monkeypatch.setattr(product, "library", lambda dtype: None)
     model = random_model()
     layer = model.blocks[0].mlp.up
     reading = reader_of(model).model.blocks[0].mlp.up
