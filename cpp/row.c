@@ -97,16 +97,17 @@ static void score(const Number* q, const Number* k, const uint8_t* real, float* 
   }
 }
 
-// p (n): the softmax but for a factor, which is returned. Summed in double: where among the lanes a token stands depends on the
-// rows beside it, and must not change the sum.
+// p (n): the softmax but for a factor, which is returned. A score that is NaN stays NaN. Summed in double: where among the lanes
+// a token stands depends on the rows beside it, and must not change the sum.
 static float softmax(float* p, long n) {
-  Vector largest = all(-__builtin_inff());
+  const Vector nothing = all(-__builtin_inff());
+  Vector largest = nothing;
   for (long t = 0; t < n; t += LANES) largest = larger(largest, load(p + t));
-  const Vector most = all(largest_of(largest)), least = all(-__FLT_MAX__);
+  const Vector most = all(largest_of(largest));
   Doubles total = no_doubles();
   for (long t = 0; t < n; t += LANES) {
     const Vector x = load(p + t);
-    const Vector mass = chosen(at_least(x, least), exponential(x - most), all(0));
+    const Vector mass = chosen(at_least(nothing, x), all(0), exponential(x - most));
     store(p + t, mass);
     total += in_doubles(mass);
   }

@@ -262,6 +262,14 @@ def test_what_a_row_becomes_does_not_depend_on_the_rows_beside_it(
     assert torch.equal(alone[:, 0], found[:, 0])
 
 
+def test_a_key_that_is_nan_does_not_pass_unseen(built: torch.dtype, decoding: None) -> None:
+    reader = decoder(GROUPS)
+    cache = filled(reader, PROMPTS)
+    cache.kv[0, 0, 1, :, 0] = float("nan")  # the first key of the second row
+    found = states(reader, cache, n_tokens=1)[0]
+    assert found.isnan().all(1).tolist() == [False, True, False]
+
+
 def test_rows_may_keep_their_new_token_each_in_a_column_of_its_own(
     built: torch.dtype, decoding: None
 ) -> None:
