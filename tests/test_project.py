@@ -213,7 +213,7 @@ def test_make_lab_builds_the_kernels_and_runs_without_those_that_do_not_compile(
     command = made / ".venv" / "bin" / "codechat"
     command.write_text("#!/bin/sh\necho codechat $*\n")
     command.chmod(0o755)
-    outer = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")  # of the `make test` that runs this
+    outer = ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")  # of the `make test` that runs this
     own = {key: value for key, value in os.environ.items() if key not in outer}
     ran = subprocess.run(
         ["make", "lab"], cwd=made, env=own, capture_output=True, text=True, timeout=120
