@@ -80,7 +80,6 @@ def evaluate_task(
         )
     _check_problems(task, problems)
     draw: Collect = collect or rollout.collect
-    ends = _turn_end(tokenizer, tags)
 
     def rows_of(some: Sequence[Problem]) -> list[Row]:
         grammars = None
@@ -100,7 +99,7 @@ def evaluate_task(
                 top_k=top_k,
                 max_new_tokens=max_new_tokens,
                 seed=seed,
-                sampler=partial(_sample_after, list(begin), grammars, ends),
+                sampler=partial(_sample_after, list(begin), grammars, _turn_end(tokenizer, tags)),
             )
         return _rows(batch, task, tokenizer, tags)
 

@@ -33,6 +33,7 @@ SHAPES = {
     "gated, biases": SHAPE,
     "normed queries and keys in groups": GROUPS,  # and a head of 48, which is no multiple of 32
 }
+each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 # the largest rounding of a number, relative
 HALF_ULP = {torch.bfloat16: 2**-8, torch.float32: 1e-5}
 NEAR = {torch.bfloat16: 0.05, torch.float32: 1e-4}  # of a state
@@ -174,6 +175,7 @@ def assert_as_near(got: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) 
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [11, 12], [21, 22, 23, 24, 25]]
 ROWS = {"one": [[4]], "of one length": [[1, 2, 3], [4, 5, 6]], "padded": PROMPTS}
+each_prompt = pytest.mark.parametrize("prompts", ROWS.values(), ids=ROWS)
 
 
 def filled(reader: Reader, prompts: list[list[int]], dtype: torch.dtype | None = None) -> KVCache:
@@ -193,8 +195,8 @@ def shared(reader: Reader, prompts: list[list[int]]) -> SharedCache:
 
 
 @pytest.mark.parametrize("dtype", ["float32"], indirect=True)
-@pytest.mark.parametrize("prompts", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@each_prompt
+@each_shape
 @torch.inference_mode()
 def test_a_step_in_c_is_that_of_torch_in_float32(
     built: torch.dtype, shape: GPTConfig, prompts: list[list[int]]
@@ -210,8 +212,8 @@ def test_a_step_in_c_is_that_of_torch_in_float32(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16"], indirect=True)
-@pytest.mark.parametrize("prompts", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@each_prompt
+@each_shape
 @torch.inference_mode()
 def test_a_step_in_c_is_as_near_to_float32_as_torchs_in_bfloat16(
     built: torch.dtype, shape: GPTConfig, prompts: list[list[int]]
@@ -235,7 +237,7 @@ def decoder(shape: GPTConfig) -> Reader:
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["padded", "one"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@each_shape
 def test_a_row_behind_a_shared_prefix_has_the_bits_of_that_row_alone(
     built: torch.dtype, decoding: None, shape: GPTConfig, prompts: list[list[int]]
 ) -> None:
@@ -333,7 +335,7 @@ def one_by_one(reader: Reader, cache: KVCache, prompt: list[int]) -> torch.Tenso
 
 
 @pytest.mark.parametrize("at_once", [3, 128])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@each_shape
 def test_a_prompt_has_the_bits_of_its_tokens_one_by_one(
     built: torch.dtype,
     decoding: None,
